@@ -15,6 +15,7 @@ from pgqueue.errors import (
     InvalidOption,
     JobNotFound,
     NotConfigured,
+    ScheduleNotFound,
     SchemaBehind,
     SchemaMissing,
     SchemaTooNew,
@@ -42,6 +43,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(404, "No such job", plain(str(error)))
         case BulkNotFound():
             return Problem(404, "No such operation", plain(str(error)))
+        case ScheduleNotFound():
+            return Problem(404, "No such schedule", plain(str(error)))
         case InvalidOption() | InvalidArguments():
             return Problem(400, "This cannot be asked", plain(str(error)))
         case psycopg.DataError():

@@ -13,6 +13,7 @@ from roles import Role, role
 from workers import Eyes
 
 import pgqueue
+from pgqueue import Cron
 from pgqueue.errors import InvalidOption
 from pgqueue.web import dashboard
 from pgqueue.web.access import ACTIONS
@@ -115,6 +116,34 @@ async def test_queues_and_tasks_are_paused_and_go_on(dsn: str, eyes: Eyes, ids: 
             assert (await browser.post("/pause", data=fields, headers=SAME_SITE)).status_code == 400
 
 
+RECORDED = ["schedule resume", "schedule pause", "schedule run"]
+
+
+@pytest.mark.promise("F145")
+async def test_a_schedule_is_run_now_paused_and_goes_on(dsn: str, eyes: Eyes) -> None:
+    name = "nightly <b> & co"
+    pgqueue.schedules.add(eyes.conn, name, Cron("0 3 * * *"), "web.task")
+    async with reading(dsn) as browser:
+        assert buttons(await browser.get("/schedules")) == set()
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        page = await press(browser, "/schedules/run", name=name)
+        assert NOTICES["enqueued"] in page.text
+        assert eyes.all("SELECT task, state FROM pgqueue.job") == [("web.task", "available")]
+        for path, did, shown in (
+            ("pause", "paused", "resume"),
+            ("pause", "paused before", "resume"),
+            ("resume", "resumed", "pause"),
+        ):
+            page = await press(browser, f"/schedules/{path}", name=name)
+            assert NOTICES[did] in page.text and buttons(page) == {"run", shown} and "<b>" not in page.text
+        for path in ("run", "pause", "resume"):
+            missing = await browser.post(f"/schedules/{path}", data={"name": "none"}, headers=SAME_SITE)
+            assert missing.status_code == 404, missing.text
+    assert [each.actor for each in pgqueue.audit(eyes.conn)] == ["dashboard"] * 3 + [
+        eyes.one("SELECT current_user::text")
+    ]
+
+
 @pytest.mark.promise("F145")
 async def test_a_script_gets_the_answer_as_json(dsn: str, ids: dict[str, int]) -> None:
     async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
@@ -141,10 +170,8 @@ BUTTONS = {
 
 
 def buttons(page: httpx.Response) -> set[str]:
-    """What the forms of a page are for, but for the one to sign out."""
-    return {
-        path.removeprefix("/jobs/").partition("/")[2] or path for path in re.findall(r'action="([^"]+)"', page.text)
-    }
+    """What the forms of a page are for."""
+    return {path.rpartition("/")[2] for path in re.findall(r'action="([^"]+)"', page.text)}
 
 
 @pytest.mark.promise("F145")

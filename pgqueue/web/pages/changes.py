@@ -1,7 +1,7 @@
-"""What an operator changes: one job, or the pause of a queue or a task. By the functions that the command line calls.
+"""What an operator changes: one job, a schedule, or the pause of a queue or a task.
 
-A change is a POST and one transaction, and a row of the record with the visitor's name. A browser goes on to a page
-that says what was done; a script gets the answer as JSON.
+By the functions that the command line calls. A change is a POST and one transaction, and a row of the record with the
+visitor's name. A browser goes on to a page that says what was done; a script gets the answer as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from pgqueue.admin.actions import REFUSALS, Answer, acancel, adiscard, areschedule, aretry
 from pgqueue.admin.queues import apause, aresume
+from pgqueue.client import schedules
 from pgqueue.web.pages.jobs import moment
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
@@ -32,6 +33,7 @@ NOTICES: Mapping[str, str] = {
     "paused before": "Nothing was done: it was paused already.",
     "resumed": "It goes on.",
     "resumed before": "Nothing was done: it was not paused.",
+    "enqueued": "This job was enqueued for the schedule just now.",
     "begun": "The operation has begun.",
     "stopped": "The operation is stopped. What was done stays done.",
     "over before": "Nothing was done: no such operation is open.",
@@ -81,6 +83,27 @@ async def resume(asked: Asked) -> Page:
     return _paused(kind, name, "resumed", done)
 
 
+async def run_schedule(asked: Asked) -> Page:
+    """Enqueue one job of the schedule now."""
+    name = _schedule(asked)
+    handle = await asked.change(lambda conn: schedules.arun(conn, name))
+    return Page(
+        "", [{"schedule": name, "id": handle.id}], {"changed": True}, after=f"/jobs/{handle.id}", did="enqueued"
+    )
+
+
+async def pause_schedule(asked: Asked) -> Page:
+    """Let the schedule make no ticks."""
+    name = _schedule(asked)
+    return _ticking(name, "paused", await asked.change(lambda conn: schedules.apause(conn, name)))
+
+
+async def resume_schedule(asked: Asked) -> Page:
+    """Let it tick again."""
+    name = _schedule(asked)
+    return _ticking(name, "resumed", await asked.change(lambda conn: schedules.aresume(conn, name)))
+
+
 def _answered(answers: list[Answer]) -> Page:
     """To the page of the job. Discarded jobs have none. Raises Problem if there is no such job."""
     [answer] = answers
@@ -92,9 +115,20 @@ def _answered(answers: list[Answer]) -> Page:
     return Page("", [plain(answer)], {"changed": answer.did not in REFUSALS}, after=place, did=answer.did)
 
 
-def _paused(kind: str, name: str, did: str, done: bool) -> Page:
+def _paused(kind: str, name: str, did: str, done: bool, after: str = "/queues") -> Page:
     item = {kind: name, "did": did if done else f"{did} before"}
-    return Page("", [item], {"changed": done}, after="/queues", did=item["did"])
+    return Page("", [item], {"changed": done}, after=after, did=item["did"])
+
+
+def _ticking(name: str, did: str, done: bool) -> Page:
+    return _paused("schedule", name, did, done, after="/schedules")
+
+
+def _schedule(asked: Asked) -> str:
+    name = asked.field("name")
+    if name is None:
+        raise Problem(400, "This cannot be done", "name: give the name of a schedule")
+    return name
 
 
 def _named(asked: Asked) -> tuple[str, str]:
