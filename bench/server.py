@@ -194,7 +194,7 @@ def register(dsn: str, queues: list[str]) -> int:
     """A worker's row, with a lease of an hour, for what is no whole worker; its id."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         parameters = {"lease": 3600, "pid": 0, "concurrency": 1, "host": "bench", "version_tag": "", "queues": queues}
-        parameters |= {"tasks": ["bench.noop"], "slots": []}
+        parameters |= {"tasks": ["bench.noop"], "slots": [], "listens": False}
         row = conn.execute(statements.text("registration_register", "pgqueue").encode(), parameters).fetchone()
         assert row is not None
         return int(row[0])
