@@ -360,7 +360,8 @@ def noted(eyes: Eyes, table: str = "history_minute") -> list[Any]:
 
 @pytest.mark.promise("F96")
 async def test_how_many_jobs_there_are_is_noted_once_a_minute(bench: Bench, eyes: Eyes) -> None:
-    at = "date_bin('1 minute', now() - interval '1 minute', '2000-01-01 00:00+00') + interval '7 s'"
+    minute = eyes.one("SELECT date_bin('1 minute', now() - interval '3 minutes', '2000-01-01 00:00+00')::text")
+    at = f"timestamptz '{minute}' + interval '7 s'"  # and a minute later, which is over as well
     measure(
         eyes,
         ("q", "available", "slot", 5, True, 30),
