@@ -317,9 +317,9 @@ def test_growth_says_since_when_and_from_how_many(dsn: str, eyes: Eyes) -> None:
 def test_growth_that_a_pause_or_another_finding_explains_is_not_named(dsn: str, eyes: Eyes) -> None:
     with ExitStack() as stack:
         served(dsn, eyes, stack)
-        for queue in ("default", "paused", "nobody"):
+        for queue in ("default", "paused", "unserved"):
             noted(eyes, range(0, 20 * 30, 20), queue=queue)
-            waiting(eyes, queue=queue, task="u" if queue == "nobody" else "t")
+            waiting(eyes, queue=queue, task="u" if queue == "unserved" else "t")
         eyes.do("INSERT INTO pgqueue.queue VALUES ('paused', now())")
         eyes.do("INSERT INTO pgqueue.paused_task VALUES ('t', now())")
         assert [each.name for each in findings(dsn)] == ["unserved"]

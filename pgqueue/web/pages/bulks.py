@@ -6,12 +6,11 @@ The filter stands in the URL of the preview, as in the list of jobs. The worker 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.bulk.operations import STATES, Bulk, abulk, abulks, aget_bulk, apreview_bulk, astop_bulk
-from pgqueue.web.pages.jobs import moment
+from pgqueue.web.pages.changes import time_of
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
@@ -50,7 +49,7 @@ async def begin(asked: Asked) -> Page:
     if pace is not None:
         options["pace"] = float(pace) if pace.replace(".", "", 1).isdecimal() else pace
     if action == "reschedule":
-        options["at"] = _time(asked.field("at"))
+        options["at"] = time_of(asked)
     begun = await asked.change(lambda conn: abulk(conn, action, again=_again(action, options["state"]), **options))
     return Page("", [_item(begun)], {"changed": True}, after=f"/bulk/{begun.id}", did="begun")
 
@@ -84,13 +83,6 @@ def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 19:
         raise Problem(400, "This cannot be done", "up_to: use a whole number")
     return int(text)
-
-
-def _time(text: str | None) -> datetime:
-    at = moment(text, "at")
-    if at is None:
-        raise Problem(400, "This cannot be done", "at: give a time like 2026-12-24T18:00")
-    return at
 
 
 def _named(given: dict[str, Any]) -> str:

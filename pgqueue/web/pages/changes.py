@@ -63,10 +63,16 @@ async def run_now(asked: Asked) -> Page:
 
 async def reschedule(asked: Asked) -> Page:
     """Let a job that waits start at the time in the field `at`."""
+    at = time_of(asked)
+    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=at)))
+
+
+def time_of(asked: Asked) -> datetime:
+    """The time in the field `at`. Raises Problem if there is none."""
     at = moment(asked.field("at"), "at")
     if at is None:
         raise Problem(400, "This cannot be done", "at: give a time like 2026-12-24T18:00")
-    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=at)))
+    return at
 
 
 async def pause(asked: Asked) -> Page:

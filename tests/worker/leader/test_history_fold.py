@@ -522,7 +522,7 @@ async def test_a_skipped_job_and_a_deadline_are_counted_where_they_happen(bench:
         async with work(dsn, slow, skips):
             await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_running") == 1)
             skips.enqueue(conn)
-            pgqueue.remote("history.nobody").using(deadline=0.01).enqueue(conn)
+            pgqueue.remote("history.unserved").using(deadline=0.01).enqueue(conn)
             conn.commit()
             await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_done WHERE state = 'skipped'") == 1)
         session = bench.sessions[0]
@@ -533,5 +533,5 @@ async def test_a_skipped_job_and_a_deadline_are_counted_where_they_happen(bench:
         await bench.fold.round()
         [row] = pgqueue.history(conn, task="history.skips")
         assert (row.skipped, row.started, row.completed) == (1, 0, 0)
-        [row] = pgqueue.history(conn, task="history.nobody")
+        [row] = pgqueue.history(conn, task="history.unserved")
         assert (row.expired, row.started) == (1, 0)
