@@ -28,10 +28,12 @@ WINGS = {
     "worker": f"{GROUND} client database jobs",
     # The cursor of the outbox is the watermark of the fetch.
     "relay": f"{GROUND} client database jobs worker.fetch.watermark",
-    "supervisor": f"{GROUND} database worker",
-    "web": f"{GROUND} admin client database jobs",
+    "supervisor": f"{GROUND} database jobs worker",
+    # It knows no worker: the worker offers plain numbers (jobs/totals.py), and the command line brings both together.
+    "telemetry": f"{GROUND} admin client database jobs",
+    "web": f"{GROUND} admin client database jobs telemetry",
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
-    "cli": f"{GROUND} admin client database jobs relay supervisor testing web worker pgqueue",
+    "cli": f"{GROUND} admin client database jobs relay supervisor telemetry testing web worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",
     "__main__": "cli config early_signals",
 }

@@ -43,7 +43,7 @@ def test_the_name_stands_nowhere_else_for_it_may_change() -> None:
 def test_an_extra_that_takes_in_others_calls_them_by_the_name() -> None:
     """Under an old name pip would look for another project."""
     own = [one for needs in EXTRAS.values() for one in needs if one.startswith(("pgqueue", NAME))]
-    assert own == [f"{NAME}[fast,embedded,web]"]
+    assert own == [f"{NAME}[fast,embedded,web,prometheus,otel,sentry]"]
 
 
 def test_the_readme_names_every_extra_and_nobody_one_that_is_not_there() -> None:
