@@ -50,20 +50,44 @@ class RelayLag:
 
 def relays(conn: object) -> list[RelayLag]:
     """How far each relay is behind that delivers to this queue. Empty if this role may not see it."""
-    schema = config().schema
-    if not drivers.run(conn, Statement(text("lag_relays_visible", schema), {}, lambda rows: bool(rows[0][0]))):
-        return []
-    return drivers.run(conn, Statement(text("lag_relays", schema), {}, lambda rows: [RelayLag(*row) for row in rows]))
+    return drivers.run(conn, _relays()) if drivers.run(conn, _may("lag_relays_visible")) else []
+
+
+async def arelays(conn: object) -> list[RelayLag]:
+    """`relays` for async connections."""
+    return await drivers.arun(conn, _relays()) if await drivers.arun(conn, _may("lag_relays_visible")) else []
 
 
 def visible(conn: object) -> bool:
     """Whether there is an outbox here, and this role may read it."""
-    return drivers.run(conn, Statement(text("lag_visible", config().schema), {}, lambda rows: bool(rows[0][0])))
+    return drivers.run(conn, _may("lag_visible"))
+
+
+async def avisible(conn: object) -> bool:
+    """`visible` for async connections."""
+    return await drivers.arun(conn, _may("lag_visible"))
 
 
 def lag(conn: object) -> Lag:
     """How far the relay is behind."""
-    return drivers.run(conn, Statement(text("lag_outbox", config().schema), {}, _lag))
+    return drivers.run(conn, _outbox())
+
+
+async def alag(conn: object) -> Lag:
+    """`lag` for async connections."""
+    return await drivers.arun(conn, _outbox())
+
+
+def _may(name: str) -> Statement[bool]:
+    return Statement(text(name, config().schema), {}, lambda rows: bool(rows[0][0]))
+
+
+def _relays() -> Statement[list[RelayLag]]:
+    return Statement(text("lag_relays", config().schema), {}, lambda rows: [RelayLag(*row) for row in rows])
+
+
+def _outbox() -> Statement[Lag]:
+    return Statement(text("lag_outbox", config().schema), {}, _lag)
 
 
 def _lag(rows: list[Row]) -> Lag:

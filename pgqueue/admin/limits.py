@@ -133,16 +133,12 @@ def change_rate(conn: object, name: str, rate: str | None, *, actor: str | None 
 
     The burst stays as declared. Raises InvalidOption for an invalid rate, LimitNotFound if no worker has declared it.
     """
-    count, period = (None, None) if rate is None else parse_rate(rate)
-    schema, notify = client()
-    params = {"name": name, "count": count, "period": period, "notify": notify, "actor": actor_of(actor)}
-    found = drivers.run(conn, Statement(text("limits_set_rate", schema), params, list))
-    if not found:
-        raise LimitNotFound(
-            f"there is no rate {name!r} to set: no worker has declared it; pgqueue limits shows what there is"
-        )
-    now, per, _, count, period, by_hand = found[0][:6]
-    return Pace(name, shown(now, per), None if count is None else shown(count, period), by_hand)
+    return drivers.run(conn, _changing_rate(name, rate, actor))
+
+
+async def achange_rate(conn: object, name: str, rate: str | None, *, actor: str | None = None) -> Pace:
+    """`change_rate` for async connections."""
+    return await drivers.arun(conn, _changing_rate(name, rate, actor))
 
 
 def shown(count: int, period: float) -> str:
@@ -174,17 +170,45 @@ def change(conn: object, name: str, n: int | None, *, actor: str | None = None) 
     With 0 no further job starts. Raises InvalidOption for an invalid number. Raises LimitNotFound if no worker has
     declared the limit; with a number only if no job waits for it either.
     """
+    return drivers.run(conn, _changing(name, n, actor))
+
+
+async def achange(conn: object, name: str, n: int | None, *, actor: str | None = None) -> Setting:
+    """`change` for async connections."""
+    return await drivers.arun(conn, _changing(name, n, actor))
+
+
+def _changing(name: str, n: int | None, actor: str | None) -> Statement[Setting]:
     if not name.isprintable():
         raise InvalidOption(f"limit {name!r:.80}: use a name of printable text")
     if n is not None and (isinstance(n, bool) or not 0 <= n <= LIMIT_MOST):
         raise InvalidOption(f"limit {name}: {n!r} jobs at once: use a whole number from 0 to {LIMIT_MOST}")
     schema, notify = client()
     params = {"name": name, "n": n, "notify": notify, "actor": actor_of(actor)}
-    found = drivers.run(conn, Statement(text("limits_set", schema), params, list))
-    if not found:
+
+    def read(rows: list[Row]) -> Setting:
+        if rows:
+            return Setting(name, *rows[0][:3])
         why = "no worker has declared it" + (" and no job waits for it" if n is not None else "")
         raise LimitNotFound(f"there is no limit {name!r} to set: {why}; pgqueue limits shows what there is")
-    return Setting(name, *found[0][:3])
+
+    return Statement(text("limits_set", schema), params, read)
+
+
+def _changing_rate(name: str, rate: str | None, actor: str | None) -> Statement[Pace]:
+    count, period = (None, None) if rate is None else parse_rate(rate)
+    schema, notify = client()
+    params = {"name": name, "count": count, "period": period, "notify": notify, "actor": actor_of(actor)}
+
+    def read(rows: list[Row]) -> Pace:
+        if not rows:
+            raise LimitNotFound(
+                f"there is no rate {name!r} to set: no worker has declared it; pgqueue limits shows what there is"
+            )
+        now, per, _, declared, declared_per, by_hand = rows[0][:6]
+        return Pace(name, shown(now, per), None if declared is None else shown(declared, declared_per), by_hand)
+
+    return Statement(text("limits_set_rate", schema), params, read)
 
 
 def _rates_listing() -> Statement[list[RateInfo]]:

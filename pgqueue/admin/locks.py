@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.keys import check_key
 
@@ -80,26 +81,35 @@ async def alocks(conn: object, key: str | None = None) -> list[LockInfo]:
 
 def release(conn: object, key: str, *, actor: str | None = None) -> Released:
     """Take a key from the holders that do not run, and from holders whose worker is known to be dead."""
-    schema, notify = client()
-    named = {"key": check_key(key), "notify": notify, "actor": actor_of(actor)}
-    releasing = Statement(text("locks_release", schema), named, _released)
-    done = drivers.run(conn, releasing)
-    dead = {job.worker for job in done.running if job.dead}
-    for worker_id in sorted(dead):
-        params = {"worker_id": worker_id, "n": RESCUED_MOST, "first": False, "passed": "{}", "notify": notify}
-        drivers.run(conn, Statement(text("rescue_jobs", schema), params, list))
-    if not dead:
-        return done
-    after = drivers.run(conn, releasing)
-    # Rescue takes the key itself from a job whose task no live worker knows.
-    rescued = {job.id for job in done.running if job.dead}.difference(job.id for job in after.running)
-    return Released(tuple(sorted({*done.ids, *after.ids, *rescued})), after.running)
+    return drive(conn, _releasing(key, actor))
+
+
+async def arelease(conn: object, key: str, *, actor: str | None = None) -> Released:
+    """`release` for async connections."""
+    return await adrive(conn, _releasing(key, actor))
 
 
 def sentence(job: Running) -> str:
     """A sentence for people: why this job keeps the key."""
     where = f"worker {job.worker}" + (f" ({job.process})" if job.process else "")
     return f"job {job.id} ({job.task}) runs on {where} and keeps it until it ends: pgqueue cancel {job.id}"
+
+
+def _releasing(key: str, actor: str | None) -> Steps[Released]:
+    schema, notify = client()
+    named = {"key": check_key(key), "notify": notify, "actor": actor_of(actor)}
+    releasing = Statement(text("locks_release", schema), named, list)
+    done = _released((yield releasing))
+    dead = {job.worker for job in done.running if job.dead}
+    for worker_id in sorted(dead):
+        params = {"worker_id": worker_id, "n": RESCUED_MOST, "first": False, "passed": "{}", "notify": notify}
+        yield Statement(text("rescue_jobs", schema), params, list)
+    if not dead:
+        return done
+    after = _released((yield releasing))
+    # Rescue takes the key itself from a job whose task no live worker knows.
+    rescued = {job.id for job in done.running if job.dead}.difference(job.id for job in after.running)
+    return Released(tuple(sorted({*done.ids, *after.ids, *rescued})), after.running)
 
 
 def _listing(key: str | None) -> Statement[list[LockInfo]]:

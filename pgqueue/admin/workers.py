@@ -20,6 +20,8 @@ Kind = Literal["restart", "quiet", "scale"]
 
 JOBS_MOST = 100
 """Of one worker at most this many running jobs are listed, those that run longest."""
+HEARD_SECONDS = 60.0
+"""A supervisor whose last heartbeat is older is given no order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,43 @@ class WorkerNow:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """An order to a supervisor. It is carried out if `done_at` is set and `problem` is None."""
+
+    id: int
+    kind: str
+    size: int | None
+    created_at: datetime
+    done_at: datetime | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorNow:
+    """A supervisor at its last heartbeat, `beat_age` seconds ago.
+
+    It shall keep `size` worker processes, and `active` of them work. `problem` says why it cannot. `order` is the last
+    one that it was given, of those of the last day.
+    """
+
+    id: int
+    host: str
+    pid: int
+    size: int
+    active: int
+    state: str
+    problem: str | None
+    started_at: datetime
+    beat_age: float
+    order: Order | None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it would be given an order now."""
+        return self.beat_age < HEARD_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """An order and the supervisor that it was given to."""
 
@@ -88,6 +127,16 @@ async def aworkers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
     return await drivers.arun(conn, all_workers(host, config().schema))
 
 
+def supervisors(conn: object) -> list[SupervisorNow]:
+    """Return the supervisors, at most 1,000, those of the last hour that are gone among them, by host."""
+    return drivers.run(conn, _all_supervisors(config().schema))
+
+
+async def asupervisors(conn: object) -> list[SupervisorNow]:
+    """`supervisors` for async connections."""
+    return await drivers.arun(conn, _all_supervisors(config().schema))
+
+
 def tell(
     conn: object,
     kind: Kind,
@@ -99,16 +148,44 @@ def tell(
 ) -> list[Told]:
     """Give an order to all supervisors, to those of a host, or to one. Return one entry for each. It takes effect when
     this is committed."""
-    params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": config().notify}
-    params["actor"] = actor_of(actor)
-    sql = text("workers_tell", config().schema)
-    return drivers.run(conn, Statement(sql, params, lambda rows: [Told(*row) for row in rows]))
+    return drivers.run(conn, _telling(kind, size, host, supervisor, actor))
+
+
+async def atell(
+    conn: object,
+    kind: Kind,
+    *,
+    size: int | None = None,
+    host: str | None = None,
+    supervisor: int | None = None,
+    actor: str | None = None,
+) -> list[Told]:
+    """`tell` for async connections."""
+    return await drivers.arun(conn, _telling(kind, size, host, supervisor, actor))
 
 
 def answers(conn: object, orders: list[int]) -> list[Answer]:
     """Return the state of these orders."""
     sql = text("workers_answers", config().schema)
     return drivers.run(conn, Statement(sql, {"ids": orders}, lambda rows: [Answer(*row) for row in rows]))
+
+
+def _telling(
+    kind: Kind, size: int | None, host: str | None, supervisor: int | None, actor: str | None
+) -> Statement[list[Told]]:
+    params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": config().notify}
+    params["actor"] = actor_of(actor)
+    return Statement(text("workers_tell", config().schema), params, lambda rows: [Told(*row) for row in rows])
+
+
+def _all_supervisors(schema: str) -> Statement[list[SupervisorNow]]:
+    import msgspec  # imported here: orders do not need it
+
+    return Statement(
+        text("workers_supervisors", schema),
+        {},
+        lambda rows: msgspec.json.decode(rows[0][0], type=list[SupervisorNow]),
+    )
 
 
 def all_workers(host: str | None, schema: str) -> Statement[list[WorkerNow]]:

@@ -143,11 +143,44 @@ class Codec:
             return values, rest
         return self._spread(values, rest)
 
+    def call_of(self, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call that this JSON object writes, typed as annotated: for arguments that a person has typed in.
+
+        As `decode`, but defaults are left out, so that a job made of this call does not keep them. Only a default that
+        stands before a positional argument is filled in. Raises InvalidArguments; other errors pass through.
+
+        >>> def charge(customer: int, cents: int = 100, *notes: str) -> None: ...
+        >>> Codec.of(charge).call_of('{"customer": 7}'), Codec.of(charge).call_of('{"customer": 7, "notes": ["a"]}')
+        (((), {'customer': 7}), ((7, 100, 'a'), {}))
+        """
+        try:
+            args, kwargs = self.decode(text)
+        except InvalidArguments as error:
+            raise InvalidArguments(str(error).replace("the stored arguments", "the arguments", 1)) from error
+        written = msgspec.json.decode(text).keys()
+        count = len(self._positional)
+        if len(args) == count:
+            only = (place for place, name in enumerate(self._positional, 1) if name not in self._keywords)
+            count = max((place for place in only if self._positional[place - 1] in written), default=0)
+        named = dict(zip(self._positional[count:], args[count:], strict=False)) | kwargs
+        by_name = {name: value for name, value in named.items() if name in written}
+        return (args[:count] if len(args) == len(self._positional) else args), by_name
+
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, with defaults filled in. Raises InvalidArguments if they do not bind."""
         given = self._bind(args, kwargs)
         defaults = {p.name: p.default for p in self._parameters if p.default is not p.empty}
         return defaults | given
+
+    @property
+    def parameters(self) -> tuple[inspect.Parameter, ...]:
+        """The parameters that are arguments, with their annotations resolved; without `**keywords`."""
+        return self._parameters
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call may have keywords of any name."""
+        return self._rest is not None
 
     def knows(self, name: str) -> bool:
         """Whether a call may have an argument of this name."""

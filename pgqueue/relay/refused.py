@@ -1,6 +1,7 @@
 """Rows of an outbox that were put aside, because they cannot be delivered as they are: listed, and tried again.
 
-Used by `pgqueue relay --list-refused` and `--retry-refused`. On a connection to the application's database.
+Used by `pgqueue relay --list-refused` and `--retry-refused`, and listed by the dashboard. On a connection to the
+application's database.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ class RefusedRow:
 
 def refused(conn: object, most: int = 100) -> list[RefusedRow]:
     """The rows that were put aside, the oldest first."""
-    schema, _ = client()
-    return drivers.run(conn, Statement(text("refused_list", schema), {"most": most}, _rows))
+    return drivers.run(conn, _listing(most))
+
+
+async def arefused(conn: object, most: int = 100) -> list[RefusedRow]:
+    """`refused` for async connections."""
+    return await drivers.arun(conn, _listing(most))
 
 
 def retry(conn: object, ids: Sequence[int] | None = None) -> int:
@@ -37,6 +42,11 @@ def retry(conn: object, ids: Sequence[int] | None = None) -> int:
     schema, notify = client()
     params = {"ids": None if ids is None else list(ids), "notify": notify}
     return drivers.run(conn, Statement(text("refused_retry", schema), params, lambda rows: int(rows[0][0])))
+
+
+def _listing(most: int) -> Statement[list[RefusedRow]]:
+    schema, _ = client()
+    return Statement(text("refused_list", schema), {"most": most}, _rows)
 
 
 def _rows(rows: list[Row]) -> list[RefusedRow]:

@@ -160,12 +160,15 @@ class Dashboard:
             return _redirect(visit, page.to)
         if page.after is not None and not visit.json:
             return _redirect(visit, f"{page.after}?{urlencode({'did': page.did})}")
+        if page.problem is not None and visit.json:
+            return self._problem(visit, page.problem)
         items = [self._redaction.shown(item) for item in page.items]
         more = self._redaction.shown(plain(page.more))
         if visit.json:
             return rendering.as_json({"items": items} | more)
         data = self._common(visit) | dict(page.view) | more | {"items": items}
-        return rendering.html(page.template, data | {"notice": NOTICES.get(asked.value("did") or "")})
+        status = 200 if page.problem is None else page.problem.status
+        return rendering.html(page.template, data | {"notice": NOTICES.get(asked.value("did") or "")}, status)
 
     def _problem(self, visit: Visit, problem: Problem) -> Response:
         text = self._redaction.shown({"text": problem.text})["text"]

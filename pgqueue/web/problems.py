@@ -14,6 +14,7 @@ from pgqueue.errors import (
     InvalidArguments,
     InvalidOption,
     JobNotFound,
+    LimitNotFound,
     NotConfigured,
     ScheduleNotFound,
     SchemaBehind,
@@ -43,6 +44,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem(404, "No such job", plain(str(error)))
         case BulkNotFound():
             return Problem(404, "No such operation", plain(str(error)))
+        case LimitNotFound():
+            return Problem(404, "No such limit", plain(str(error)))
         case ScheduleNotFound():
             return Problem(404, "No such schedule", plain(str(error)))
         case InvalidOption() | InvalidArguments():

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pgqueue.web.access import NOTHING, READ
-from pgqueue.web.pages import bulks, changes, history, job, jobs, lists, overview
+from pgqueue.web.pages import bulks, changes, enqueue, history, job, jobs, limits, lists, outbox, overview, workers
 from pgqueue.web.pages.page import Asked, Page
 
 PageFunction = Callable[[Asked], Awaitable[Page]]
@@ -34,11 +34,12 @@ ROUTES = (
     Route("jobs", "GET", "/jobs", READ, jobs.jobs),
     Route("job", "GET", "/jobs/{id}", READ, job.job),
     Route("queues", "GET", "/queues", READ, lists.queues),
-    Route("limits", "GET", "/limits", READ, lists.limits),
+    Route("limits", "GET", "/limits", READ, limits.limits),
     Route("schedules", "GET", "/schedules", READ, lists.schedules),
-    Route("workers", "GET", "/workers", READ, lists.workers),
+    Route("workers", "GET", "/workers", READ, workers.workers),
     Route("errors", "GET", "/errors", READ, lists.errors),
     Route("history", "GET", "/history", READ, history.history),
+    Route("outbox", "GET", "/outbox", READ, outbox.outbox),
     Route("cancel_job", "POST", "/jobs/{id}/cancel", "cancel", changes.cancel),
     Route("retry_job", "POST", "/jobs/{id}/retry", "retry", changes.retry),
     Route("discard_job", "POST", "/jobs/{id}/discard", "discard", changes.discard),
@@ -54,6 +55,16 @@ ROUTES = (
     Route("stop_bulk", "POST", "/bulk/{id}/stop", "bulk", bulks.stop),
     Route("pause", "POST", "/pause", "pause", changes.pause),
     Route("resume", "POST", "/resume", "resume", changes.resume),
+    Route("enqueue", "GET", "/enqueue", "enqueue", enqueue.form),
+    Route("make_job", "POST", "/enqueue", "enqueue", enqueue.enqueue),
+    Route("set_limit", "POST", "/limits/set", "limits", limits.set_limit),
+    Route("reset_limit", "POST", "/limits/reset", "limits", limits.reset_limit),
+    Route("set_rate", "POST", "/rates/set", "rates", limits.set_rate),
+    Route("reset_rate", "POST", "/rates/reset", "rates", limits.reset_rate),
+    Route("release_lock", "POST", "/locks/release", "locks", limits.release),
+    Route("restart_workers", "POST", "/workers/restart", "workers", workers.restart),
+    Route("quiet_workers", "POST", "/workers/quiet", "workers", workers.quiet),
+    Route("scale_workers", "POST", "/workers/scale", "workers", workers.scale),
 )
 
 _PARTS = {"id": r"(?P<id>[1-9][0-9]{0,17})", "file": r"(?P<file>[a-z][a-z0-9_.-]{0,60})"}

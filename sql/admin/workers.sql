@@ -46,3 +46,21 @@ FROM (
     ORDER BY w.host, w.supervisor_id, w.id
     LIMIT 1000
 ) AS shown;
+
+-- name: workers_supervisors
+-- Every supervisor of the last hour, 1,000 at most, with its last order, as a JSON array. The last 10,000 orders are looked at.
+WITH last AS MATERIALIZED (
+    SELECT DISTINCT ON (supervisor_id) supervisor_id, id, kind, size, created_at, done_at, problem
+    FROM (SELECT * FROM pgqueue.supervisor_order ORDER BY id DESC LIMIT 10000) AS recent
+    ORDER BY supervisor_id, id DESC
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY shown.host, shown.id), '[]')::text
+FROM (
+    SELECT s.id, s.host, s.pid, s.size, s.active, s.state, s.problem, s.started_at,
+           extract(epoch FROM pgqueue.now() - s.beat_at)::float8 AS beat_age,
+           CASE WHEN last.id IS NOT NULL THEN json_build_object('id', last.id, 'kind', last.kind, 'size', last.size,
+               'created_at', last.created_at, 'done_at', last.done_at, 'problem', last.problem) END AS "order"
+    FROM pgqueue.supervisor s LEFT JOIN last ON last.supervisor_id = s.id
+    ORDER BY s.host, s.id
+    LIMIT 1000
+) AS shown;

@@ -135,3 +135,18 @@ def test_without_the_extra_it_says_what_to_install(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT.format(name=name)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(distribution.install("web")) == (1 if name == "uvicorn" else 2), done.stdout
+
+
+@pytest.mark.promise("F150")
+def test_with_modules_it_has_a_form_for_each_of_their_tasks(dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "shop_tasks.py").write_text(
+        "import pgqueue\npgqueue.configure(dsn='host=/nowhere')\n\n"
+        "@pgqueue.task(name='shop.pay')\ndef pay(order: int) -> None: ...\n"
+    )
+    with serving(dsn, tmp_path / "log", "shop_tasks", "--app-dir", str(tmp_path), "--open") as url:
+        assert 'href="/enqueue?task=shop.pay"' in status(f"{url}/enqueue")[1]
+        assert 'name="arg.order"' in status(f"{url}/enqueue?task=shop.pay")[1]
+        assert status(f"{url}/queues")[0] == 200, "the command line's database, and not the module's"
+    for module, said in (("nothing_here", "no module 'nothing_here'"), ("json", "no task is declared there")):
+        ended = pgqueue("web", module, "--open", "--app-dir", str(tmp_path), dsn=dsn)
+        assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr

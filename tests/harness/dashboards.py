@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -49,6 +50,18 @@ async def reading(dsn: str, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
 async def signed_in(browser: httpx.AsyncClient, secret: str, **fields: str) -> httpx.Response:
     """The answer to the form of the login."""
     return await browser.post("/login", data={"secret": secret, **fields}, headers=SAME_SITE)
+
+
+async def press(browser: httpx.AsyncClient, path: str, **fields: str) -> httpx.Response:
+    """The page that a browser sees after it has sent this form."""
+    answer = await browser.post(path, data=fields, headers=SAME_SITE)
+    assert answer.status_code == 303, answer.text
+    return await browser.get(answer.headers["location"])
+
+
+def forms(page: httpx.Response) -> set[str]:
+    """Where the forms of a page are sent to."""
+    return set(re.findall(r'action="([^"]+)"', page.text))
 
 
 def bearer(secret: str) -> dict[str, str]:

@@ -31,7 +31,8 @@ WINGS = {
     "supervisor": f"{GROUND} database jobs worker",
     # It knows no worker: the worker offers plain numbers (jobs/totals.py), and the command line brings both together.
     "telemetry": f"{GROUND} admin client database jobs",
-    "web": f"{GROUND} admin client database jobs telemetry",
+    # The refused rows of an outbox that lies in the queue's own database.
+    "web": f"{GROUND} admin client database jobs relay.refused telemetry",
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
     "cli": f"{GROUND} admin client database jobs relay supervisor telemetry testing web worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",

@@ -57,6 +57,7 @@ STATUS = {
     "workers": (303, 200, 200),
     "errors": (303, 200, 200),
     "history": (303, 200, 200),
+    "outbox": (303, 200, 200),
     # To a visitor without rights a change says that it is not signed in; there is no job 7, and no queue is named.
     "cancel_job": (401, 403, 404),
     "retry_job": (401, 403, 404),
@@ -73,6 +74,16 @@ STATUS = {
     "stop_bulk": (401, 403, 303),
     "pause": (401, 403, 400),
     "resume": (401, 403, 400),
+    "enqueue": (303, 403, 200),
+    "make_job": (401, 403, 422),
+    "set_limit": (401, 403, 400),
+    "reset_limit": (401, 403, 400),
+    "set_rate": (401, 403, 400),
+    "reset_rate": (401, 403, 400),
+    "release_lock": (401, 403, 400),
+    "restart_workers": (401, 403, 400),
+    "quiet_workers": (401, 403, 400),
+    "scale_workers": (401, 403, 400),
 }
 """What each route answers on an empty queue. To a browser without rights: the login."""
 

@@ -11,8 +11,10 @@ from dashboards import SAME_SITE, browsing, dashboard_of, reading
 from workers import Eyes, until, work
 
 import pgqueue
+from pgqueue.admin.bulk.operations import Bulk
 from pgqueue.client.tasks import task
 from pgqueue.web.access import ACTIONS
+from pgqueue.web.pages.bulks import REASONS
 from pgqueue.web.pages.changes import NOTICES
 
 
@@ -109,6 +111,34 @@ async def test_an_operation_is_stopped_once(dsn: str, eyes: Eyes, failed: list[i
             answer = await browser.post(f"/bulk/{begun.id}/stop", headers=SAME_SITE)
             assert NOTICES[did] in (await browser.get(answer.headers["location"])).text
     assert pgqueue.get_bulk(eyes.conn, begun.id).stopped_by == "dashboard"
+
+
+@pytest.mark.promise("F152")
+async def test_the_page_says_why_a_job_was_left_out(dsn: str, eyes: Eyes) -> None:
+    with psycopg.connect(dsn) as conn:
+        first = handler.using(unique=lambda: "u").enqueue(conn)
+        pgqueue.cancel(conn, first.id)
+        holder = handler.using(unique=lambda: "u", delay=900).enqueue(conn)
+        other = handler.enqueue(conn)
+        pgqueue.cancel(conn, other.id)
+    begun = pgqueue.bulk(eyes.conn, "retry", state="cancelled")
+    async with work(dsn, queues=["none"], poll=0.2):
+        await until(lambda: pgqueue.get_bulk(eyes.conn, begun.id).state == "done")
+    async with reading(dsn) as browser:
+        page = await browser.get(f"/bulk/{begun.id}")
+    assert "1 changed, 1 left out" in page.text
+    for reason, words, id in (("held", REASONS["held"], first.id), ("retried", REASONS["retried"], other.id)):
+        row = f'<th scope="row">{reason}</th><td>{words}</td><td class="right">1</td>'
+        assert row in page.text and f"/jobs/{id}" in links(page, "/jobs/")
+    assert eyes.one("SELECT state FROM pgqueue.job WHERE id = %s", holder.id) == "scheduled"
+
+
+@pytest.mark.promise("F152")
+def test_every_reason_of_an_operation_has_words() -> None:
+    """The reasons are listed with `Bulk`, and in the docs."""
+    assert Bulk.__doc__ is not None
+    listed = Bulk.__doc__[Bulk.__doc__.index("The reasons of jobs") :]
+    assert set(re.findall(r"`(\w+)`", listed)) == set(REASONS)
 
 
 @pytest.mark.promise("F146")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import httpx
 import psycopg
 import pytest
-from dashboards import SAME_SITE, browsing, dashboard_of, reading
+from dashboards import SAME_SITE, browsing, dashboard_of, forms, press, reading
 from roles import Role, role
 from workers import Eyes
 
@@ -48,13 +47,6 @@ def ids(eyes: Eyes) -> dict[str, int]:
 def now(eyes: Eyes, id: int) -> str:
     found: str = eyes.one("SELECT coalesce((SELECT state FROM pgqueue.job WHERE id = %s), 'gone')", id)
     return found
-
-
-async def press(browser: httpx.AsyncClient, path: str, **fields: str) -> httpx.Response:
-    """The page that a browser sees after it has sent this form."""
-    answer = await browser.post(path, data=fields, headers=SAME_SITE)
-    assert answer.status_code == 303, answer.text
-    return await browser.get(answer.headers["location"])
 
 
 CHANGES: list[tuple[str, str, str, str]] = [
@@ -171,7 +163,7 @@ BUTTONS = {
 
 def buttons(page: httpx.Response) -> set[str]:
     """What the forms of a page are for."""
-    return {path.rpartition("/")[2] for path in re.findall(r'action="([^"]+)"', page.text)}
+    return {path.rpartition("/")[2] for path in forms(page)}
 
 
 @pytest.mark.promise("F145")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import click
 
-from pgqueue.cli.options import database
+from pgqueue.cli.options import database, given
 
 LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command("web")
+@click.argument("modules", metavar="[MODULE]...", nargs=-1)
 @click.option("--auth", is_flag=True, help="Ask for a secret: of the reader, or of the operator.")
 @click.option("--open", "is_open", is_flag=True, help="Ask for nothing; only on loopback, for this machine.")
 @click.option("--read-only", is_flag=True, help="Change nothing, whoever asks.")
@@ -23,10 +24,20 @@ LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--redact", "patterns", metavar="PATTERN", multiple=True, help="Hide the values of these keys, too.")
 @click.option("--no-redaction", is_flag=True, help="Hide nothing, also no passwords in arguments.")
+@click.option(
+    "--app-dir",
+    type=click.Path(exists=True, file_okay=False),
+    default=".",
+    show_default=True,
+    help="The directory where modules are looked for first.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
 @database
+@click.pass_context
 def command(
+    ctx: click.Context,
+    modules: Sequence[str],
     auth: bool,
     is_open: bool,
     read_only: bool,
@@ -35,13 +46,16 @@ def command(
     proxies: Sequence[str],
     patterns: Sequence[str],
     no_redaction: bool,
+    app_dir: str,
     log_level: str,
     log_format: str,
 ) -> None:
     """Serve the dashboard for browsers.
 
     It shows jobs, queues, locks, limits, schedules, workers and errors, and does not start without --auth or --open.
-    Operators change jobs and pauses there, unless it is --read-only.
+    Operators change jobs, queues, limits and workers there, unless it is --read-only. With the MODULEs of an
+    application they enqueue its tasks by a form; without them, they write a job's arguments as JSON.
+
     With --auth the secrets of the reader and of the operator come from PGQUEUE_WEB_READER and PGQUEUE_WEB_OPERATOR: two
     different texts of 20 characters or more. With --redact and a pattern such as '*iban*' the values of these keys are
     hidden, as those of passwords and tokens are.
@@ -50,6 +64,7 @@ def command(
     Examples:
       PGQUEUE_WEB_READER=… PGQUEUE_WEB_OPERATOR=… pgqueue web --auth
       pgqueue web --open
+      pgqueue web myapp.tasks --open
       pgqueue web --auth --bind 0.0.0.0:8300 --public-url https://ops.example.com
     """
     if auth == is_open:
@@ -57,7 +72,8 @@ def command(
     if patterns and no_redaction:
         raise click.UsageError("--redact and --no-redaction exclude each other")
     from pgqueue.cli import logs
-    from pgqueue.config import config
+    from pgqueue.cli.task_modules import declared_in
+    from pgqueue.config import config, configure
     from pgqueue.web import needs_extra
 
     with needs_extra():
@@ -66,6 +82,9 @@ def command(
     host, port = server.address_of(bind)
     if is_open:
         server.check_open(host, {"--public-url": public_url, "--trusted-proxy": proxies})
+    logs.set_up(log_level, log_format)
+    declared_in(modules, app_dir)
+    configure(**given(ctx))  # type: ignore[arg-type]  # the command line comes before what a module has configured
     config().require_dsn()
     made = dashboard.made(
         secrets.from_environment(os.environ) if auth else gate.Open(),
@@ -74,5 +93,4 @@ def command(
         read_only=read_only,
         redact=() if no_redaction else (*redaction.DEFAULT_PATTERNS, *patterns),
     )
-    logs.set_up(log_level, log_format)
     server.serve(made, host, port)

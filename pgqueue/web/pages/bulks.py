@@ -5,7 +5,7 @@ The filter stands in the URL of the preview, as in the list of jobs. The worker 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +15,20 @@ from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
 SHOWN = 50
+REASONS: Mapping[str, str] = {
+    "cancelled": "is cancelled",
+    "requested": "runs; its worker was asked to stop it",
+    "retried": "is available again",
+    "again": "had completed; a new job does it again",
+    "discarded": "is deleted, with its attempts",
+    "rescheduled": "has a new time",
+    "locked": "left out: another transaction had it, at each try",
+    "moved": "left out: when it was tried again, it had another state",
+    "held": "left out: another job has its unique key",
+    "alive": "left out: it has not ended",
+    "refused": "left out: the server refused the change, as a trigger of the application may do",
+}
+"""What became of a job, in words."""
 
 
 async def bulks(asked: Asked) -> Page:
@@ -26,7 +40,8 @@ async def bulks(asked: Asked) -> Page:
 
 async def bulk(asked: Asked) -> Page:
     """One operation, with the first jobs of each reason."""
-    return Page("bulk.html", [_item(await asked.read(lambda conn: aget_bulk(conn, asked.id)))])
+    found = await asked.read(lambda conn: aget_bulk(conn, asked.id))
+    return Page("bulk.html", [_item(found)], view={"words": REASONS})
 
 
 async def preview(asked: Asked) -> Page:

@@ -37,6 +37,16 @@ NOTICES: Mapping[str, str] = {
     "begun": "The operation has begun.",
     "stopped": "The operation is stopped. What was done stays done.",
     "over before": "Nothing was done: no such operation is open.",
+    "limit set": "The limit is set, for all workers. No job is stopped.",
+    "limit back": "The limit is what the code declares.",
+    "rate set": "The rate is set, for all workers.",
+    "rate back": "The rate is what the code declares.",
+    "released": "The key is taken from the jobs that do not run. They wait for it again.",
+    "key kept": "Nothing was done: a running job keeps the key until it ends. It can be cancelled.",
+    "key free": "Nothing was done: no job holds this key.",
+    "made": "The job is enqueued.",
+    "key taken": "Nothing was enqueued: this job has the key.",
+    "ordered": "The order is given. The table of supervisors says what becomes of it.",
 }
 """What a page says after a change. The URL has the word before the colon, and no text: a link cannot make one up."""
 

@@ -83,7 +83,8 @@ class Asked:
 class Page:
     """The data of a page. As JSON it is `{"items": […], …}` with the fields of `more`, as the command line prints it.
 
-    `items` and `more` are redacted. `view` is for the template only, and is made of the URL alone.
+    `items` and `more` are redacted. `view` is for the template only, and is made of the URL and of the form that was
+    sent.
     """
 
     template: str
@@ -95,6 +96,8 @@ class Page:
     after: str | None = None
     did: str = ""
     """After a change: where a browser goes on, and the word that says there what was done."""
+    problem: Problem | None = None
+    """Why nothing was done. The page is shown with its status; as JSON only the problem is."""
 
 
 DEPTH_MOST = 50

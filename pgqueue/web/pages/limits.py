@@ -1,0 +1,89 @@
+"""Locks, limits and rates: which jobs hold them and wait for them, and what an operator changes of them by hand.
+
+By the functions that `pgqueue locks` and `pgqueue limits` call. A key or a name that is hidden, or is shown with other
+letters because it is not printable, has no buttons: a form would have to contain it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from pgqueue.admin.limits import Pace, Setting, achange, achange_rate, alimits, arates
+from pgqueue.admin.locks import alocks, arelease
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem
+
+PLACE = "/limits"
+
+
+async def limits(asked: Asked) -> Page:
+    """The locks that are held or waited for as items, the limits and the rates beside them."""
+    locks = await asked.read(alocks)
+    found = await asked.read(alimits)
+    rates = await asked.read(arates)
+    view = {
+        "shown_locks": _shown(asked, ("key",), (each.key for each in locks)),
+        "shown_limits": _shown(asked, ("limits", "name"), (each.name for each in found)),
+        "shown_rates": _shown(asked, ("rates", "name"), (each.name for each in rates)),
+    }
+    return Page("limits.html", plain(locks), {"limits": plain(found), "rates": plain(rates)}, view)
+
+
+async def set_limit(asked: Asked) -> Page:
+    """Let `n` jobs of the limit run at once."""
+    name, n = _name(asked), _whole(asked.field("n"))
+    return _set(await asked.change(lambda conn: achange(conn, name, n)), "limit set")
+
+
+async def reset_limit(asked: Asked) -> Page:
+    """Let the limit be what the code declares."""
+    name = _name(asked)
+    return _set(await asked.change(lambda conn: achange(conn, name, None)), "limit back")
+
+
+async def set_rate(asked: Asked) -> Page:
+    """Let jobs start at this rate, such as `50/minute`."""
+    name, rate = _name(asked), asked.field("rate")
+    if rate is None:
+        raise Problem(400, "This cannot be done", "rate: write it like 50/minute")
+    return _set(await asked.change(lambda conn: achange_rate(conn, name, rate)), "rate set")
+
+
+async def reset_rate(asked: Asked) -> Page:
+    """Let the rate be what the code declares."""
+    name = _name(asked)
+    return _set(await asked.change(lambda conn: achange_rate(conn, name, None)), "rate back")
+
+
+async def release(asked: Asked) -> Page:
+    """Take a key from the jobs that hold it and do not run. Raises Problem for a key that is redacted."""
+    key = asked.field("key")
+    if key is None:
+        raise Problem(400, "This cannot be done", "key: give the key of a lock")
+    if asked.redaction.hides(("key",), key):
+        raise Problem(400, "This cannot be done", "this key is redacted; release it by `pgqueue locks release`")
+    done = await asked.change(lambda conn: arelease(conn, key))
+    did = "released" if done.ids else "key kept" if done.running else "key free"
+    return Page("", [{"key": key, **plain(done)}], {"changed": bool(done.ids)}, after=PLACE, did=did)
+
+
+def _shown(asked: Asked, path: tuple[str, ...], names: Iterable[str]) -> list[bool]:
+    return [name.isprintable() and not asked.redaction.hides(path, name) for name in names]
+
+
+def _name(asked: Asked) -> str:
+    name = asked.field("name")
+    if name is None:
+        raise Problem(400, "This cannot be done", "name: give the name of a limit or of a rate")
+    return name
+
+
+def _whole(text: str | None) -> int:
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 19:
+        raise Problem(400, "This cannot be done", "n: use a whole number; with 0 no further job starts")
+    return int(text)
+
+
+def _set(done: Setting | Pace, did: str) -> Page:
+    return Page("", [asdict(done)], {"changed": True}, after=PLACE, did=did)

@@ -1,0 +1,61 @@
+"""Workers and supervisors: what runs where, and the orders that an operator gives to supervisors.
+
+By the functions that `pgqueue restart`, `quiet` and `scale` call. An order is a row: a supervisor carries it out when
+it has heard of it. So the page shows the last order of each supervisor, and what became of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pgqueue.admin.workers import Kind, asupervisors, atell, aworkers
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem
+
+SIZE_MOST = 1_000
+
+
+async def workers(asked: Asked) -> Page:
+    """The workers that are not known to be dead as items, with what runs on them; the supervisors beside them."""
+    found = await asked.read(aworkers)
+    supervisors = await asked.read(asupervisors)
+    shown = [plain(each) | {"is_heard": each.is_heard} for each in supervisors]
+    return Page("workers.html", plain(found), {"supervisors": shown})
+
+
+async def restart(asked: Asked) -> Page:
+    """Let supervisors replace their worker processes, new ones first."""
+    return await _order(asked, "restart")
+
+
+async def quiet(asked: Asked) -> Page:
+    """Let supervisors finish what runs, and start no process until a restart."""
+    return await _order(asked, "quiet")
+
+
+async def scale(asked: Asked) -> Page:
+    """Let supervisors keep `size` worker processes."""
+    size = asked.field("size")
+    if size is None or not (size.isascii() and size.isdigit()) or len(size) > 4 or not 1 <= int(size) <= SIZE_MOST:
+        raise Problem(400, "This cannot be done", f"size: use a whole number from 1 to {SIZE_MOST}")
+    return await _order(asked, "scale", int(size))
+
+
+async def _order(asked: Asked, kind: Kind, size: int | None = None) -> Page:
+    target = _target(asked)
+    told = await asked.change(lambda conn: atell(conn, kind, size=size, **target))
+    if not told:
+        raise Problem(404, "No such supervisor", "No supervisor that fits has sent a heartbeat in the last minute.")
+    return Page("", plain(told), {"changed": True}, after="/workers", did="ordered")
+
+
+def _target(asked: Asked) -> dict[str, Any]:
+    """One supervisor, those of a host, or all. That nothing is named does not mean all."""
+    supervisor, host, all_of_them = asked.field("supervisor"), asked.field("host"), asked.field("all")
+    if (supervisor is not None) + (host is not None) + (all_of_them is not None) != 1:
+        raise Problem(400, "This cannot be done", "Name a supervisor, a host, or all, and not more than one of these.")
+    if supervisor is not None:
+        if not (supervisor.isascii() and supervisor.isdigit()) or len(supervisor) > 18:
+            raise Problem(400, "This cannot be done", "supervisor: use its id")
+        return {"supervisor": int(supervisor)}
+    return {} if host is None else {"host": host}

@@ -1,0 +1,153 @@
+"""Locks, limits and rates on the dashboard: set, taken back, released, each recorded; and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dashboards import SAME_SITE, browsing, dashboard_of, forms, press, reading
+from roles import Role, role
+from workers import Eyes
+
+from pgqueue.web.access import ACTIONS
+from pgqueue.web.pages.changes import NOTICES
+
+__all__ = ["role"]
+
+EVIL = "<script>alert('x')</script>\"&"
+
+
+@pytest.fixture
+def declared(eyes: Eyes) -> None:
+    """A limit and a rate that code declares, and a lock that three jobs hold."""
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, declared) VALUES ('api', 5, 5)")
+    eyes.do(
+        "INSERT INTO pgqueue.key_rate (name, count, period, declared_count, declared_period) "
+        "VALUES ('mail', 10, 60, 10, 60)"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.job (id, task, state, lock_key, key, worker_id, claim, started_at, holds) VALUES "
+        "(1, 'web.task', 'running', 'k', NULL, 1, 1, now(), true), "
+        "(2, 'web.task', 'available', 'k', NULL, NULL, NULL, NULL, true), "
+        "(3, 'web.task', 'blocked', 'k', 'lock:k', NULL, NULL, NULL, false)"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.worker (id, host, pid, version_tag, queues, concurrency, lease) "
+        "OVERRIDING SYSTEM VALUE VALUES (1, 'h', 7, 'v', '{default}', 1, '1 hour')"
+    )
+
+
+CHANGES: list[tuple[str, dict[str, str], str, Any]] = [
+    ("/limits/set", {"name": "api", "n": "2"}, "limit set", ("limits set", {"limit": "api"})),
+    ("/limits/reset", {"name": "api"}, "limit back", ("limits set", {"limit": "api"})),
+    ("/rates/set", {"name": "mail", "rate": "5/10s"}, "rate set", ("limits set", {"rate": "mail"})),
+    ("/rates/reset", {"name": "mail"}, "rate back", ("limits set", {"rate": "mail"})),
+    ("/locks/release", {"key": "k"}, "released", ("locks release", {"lock": "k"})),
+]
+
+
+@pytest.mark.promise("F148")
+async def test_limits_rates_and_locks_are_changed_and_recorded(dsn: str, eyes: Eyes, declared: None) -> None:
+    allowed = "SELECT n FROM pgqueue.key_limit UNION ALL SELECT count FROM pgqueue.key_rate"
+    numbers = {"limit set": [2, 10], "limit back": [5, 10], "rate set": [5, 5], "rate back": [5, 10]}
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for path, fields, did, recorded in CHANGES:
+            page = await press(browser, path, **fields)
+            assert page.url.path == "/limits" and f'role="status">{NOTICES[did]}<' in page.text
+            assert [n for (n,) in eyes.all(allowed)] == numbers.get(did, [5, 10])
+            assert eyes.all("SELECT action, target FROM pgqueue.audit ORDER BY id DESC LIMIT 1") == [recorded]
+            assert ("/limits/reset" in forms(page)) == (did == "limit set")
+            assert ("/rates/reset" in forms(page)) == (did == "rate set")
+        # The running job keeps the key, and the granted one waits for it again.
+        assert NOTICES["key kept"] in (await press(browser, "/locks/release", key="k")).text
+        assert NOTICES["key free"] in (await press(browser, "/locks/release", key="other")).text
+    assert eyes.all("SELECT id, state FROM pgqueue.job ORDER BY id") == [(1, "running"), (2, "blocked"), (3, "blocked")]
+    assert eyes.all("SELECT DISTINCT actor, count(*) FROM pgqueue.audit GROUP BY 1") == [("dashboard", len(CHANGES))]
+
+
+@pytest.mark.promise("F148")
+async def test_what_cannot_be_set_is_refused_and_nothing_is(dsn: str, eyes: Eyes, declared: None) -> None:
+    wrong = [
+        ("/limits/set", {"name": "api", "n": "-1"}, 400),
+        ("/limits/set", {"name": "api", "n": "2.5"}, 400),
+        ("/limits/set", {"name": "api", "n": ""}, 400),
+        ("/limits/set", {"name": "api", "n": "2147483648"}, 400),
+        ("/limits/set", {"n": "2"}, 400),
+        ("/limits/set", {"name": "none", "n": "2"}, 404),
+        ("/limits/reset", {"name": "none"}, 404),
+        ("/rates/set", {"name": "mail", "rate": "fast"}, 400),
+        ("/rates/set", {"name": "mail", "rate": "0/minute"}, 400),
+        ("/rates/set", {"name": "none", "rate": "5/minute"}, 404),
+        ("/rates/reset", {"name": "none"}, 404),
+        ("/locks/release", {"key": "x" * 501}, 400),
+        ("/locks/release", {"key": "token:abcdef"}, 400),  # is redacted: an answer would tell whether there is one
+    ]
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for path, fields, status in wrong:
+            answer = await browser.post(path, data=fields, headers=SAME_SITE)
+            assert answer.status_code == status, (path, fields, answer.text)
+            assert "Traceback" not in answer.text and "abcdef" not in answer.text
+    assert eyes.all("TABLE pgqueue.audit") == []
+    assert eyes.all("SELECT n FROM pgqueue.key_limit") == [(5,)]
+
+
+@pytest.mark.promise("F148")
+async def test_the_page_has_what_the_rights_allow_and_links_to_holders_and_waiters(
+    dsn: str, eyes: Eyes, declared: None
+) -> None:
+    async with reading(dsn) as browser:
+        page = await browser.get("/limits")
+        assert forms(page) == set()
+        for link in ("/jobs/1", "/jobs/2", "/jobs/3", "/jobs?state=blocked&amp;key=k"):
+            assert f'href="{link}"' in page.text
+        waiting = await browser.get("/jobs?state=blocked&key=k", headers={"accept": "application/json"})
+        assert [job["id"] for job in waiting.json()["items"]] == [3]
+    for right, path in (("limits", "/limits/set"), ("rates", "/rates/set"), ("locks", "/locks/release")):
+        async with dashboard_of(dsn, lambda visitor, right=right: {right}) as made, browsing(made) as browser:
+            assert forms(await browser.get("/limits")) == {path}
+            for other, fields, _, _ in CHANGES:
+                if other.split("/")[1] != path.split("/")[1]:
+                    refused = await browser.post(other, data=fields, headers=SAME_SITE)
+                    assert refused.status_code == 403, other
+    assert eyes.all("TABLE pgqueue.audit") == []
+
+
+@pytest.mark.promise("F148", "F138", "F139")
+async def test_names_are_escaped_and_a_redacted_key_has_no_button(dsn: str, eyes: Eyes) -> None:
+    for id, key in ((1, EVIL), (2, "token:abcdef"), (3, "turned\u202e")):
+        eyes.do(
+            "INSERT INTO pgqueue.job (id, task, state, lock_key, holds) VALUES (%s, 'web.task', 'available', %s, true)",
+            id,
+            key,
+        )
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES (%s, 5, now())", EVIL)
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        page = await browser.get("/limits")
+        assert "<script" not in page.text and "abcdef" not in page.text and "\u202e" not in page.text
+        assert page.text.count('action="/locks/release"') == 1
+        assert NOTICES["released"] in (await press(browser, "/locks/release", key=EVIL)).text
+        assert "<script" not in (await press(browser, "/limits/set", name=EVIL, n="0")).text
+    assert eyes.one("SELECT n FROM pgqueue.key_limit") == 0
+
+
+@pytest.mark.promise("F148")
+async def test_a_script_is_told_what_it_has_changed(dsn: str, declared: None) -> None:
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        json = {"accept": "application/json"} | SAME_SITE
+        answer = (await browser.post("/limits/set", data={"name": "api", "n": "2"}, headers=json)).json()
+        assert answer == {"items": [{"name": "api", "n": 2, "declared": 5, "by_hand": True}], "changed": True}
+        released = (await browser.post("/locks/release", data={"key": "k"}, headers=json)).json()
+        [item] = released["items"]
+        assert (item["key"], item["ids"], [each["id"] for each in item["running"]]) == ("k", [2], [1])
+        missing = await browser.post("/rates/reset", data={"name": "none"}, headers=json)
+        assert (missing.status_code, missing.json()["items"]) == (404, [])
+
+
+@pytest.mark.promise("F148")
+@pytest.mark.parametrize("kind", ["read", "operate"])
+async def test_the_grants_of_operate_suffice(role: Role, eyes: Eyes, declared: None, kind: Any) -> None:
+    async with dashboard_of(role(kind), lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for path, fields, _, _ in CHANGES:
+            answer = await browser.post(path, data=fields, headers=SAME_SITE)
+            assert answer.status_code == (303 if kind == "operate" else 503), answer.text
+    assert eyes.one("SELECT count(*) FROM pgqueue.audit") == (len(CHANGES) if kind == "operate" else 0)
