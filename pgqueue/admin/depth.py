@@ -160,19 +160,34 @@ async def adepth(conn: object, queue: str) -> QueueInfo:
 
 def measured(schema: str, queue: str | None = None) -> Steps[Measured]:
     """Ask for the numbers of all queues, or of one; measure if no measurement is fresh."""
+    said = yield from _told(schema, queue)
+    if said["at"] is None:
+        groups, said["at"] = (yield from measure(schema)), said["now"]
+        said["groups"] = [each for each in groups if each[0] and queue in (None, each[0])]
+    return _measured(said)
+
+
+def fresh(schema: str) -> Steps[Measured | None]:
+    """Ask for the numbers of all queues, never measure: None if the tables are large and no measurement is fresh."""
+    said = yield from _told(schema, None)
+    return None if said["at"] is None else _measured(said)
+
+
+def _told(schema: str, queue: str | None) -> Steps[dict[str, Any]]:
+    """What is known without a measurement: see `depth_read_queues`. Small tables are counted, which is of now."""
     [[found]] = yield Statement(text("depth_read_queues", schema), {"queue": queue}, _rows)
-    said = json.loads(found)
-    groups, counted_at = said["groups"], said["at"]
+    said: dict[str, Any] = json.loads(found)
     if said["small"]:
         [[found]] = yield Statement(text("depth_read_live", schema), {"queue": queue}, _rows)
-        groups, counted_at = json.loads(found), said["now"]
-    elif counted_at is None:
-        groups, counted_at = (yield from measure(schema)), said["now"]
-        groups = [each for each in groups if each[0] and queue in (None, each[0])]
+        said["groups"], said["at"] = json.loads(found), said["now"]
+    return said
+
+
+def _measured(said: Mapping[str, Any]) -> Measured:
     return Measured(
         said["now"],
-        counted_at,
-        tuple(Group(*each) for each in groups),
+        said["at"],
+        tuple(Group(*each) for each in said["groups"]),
         dict(said["longest"]),
         dict(said["served"]),
         {name: since for name, since, _ in said["paused"]},

@@ -23,6 +23,11 @@ class OpenOrders:
         self._orders: Orders | None = None
         self._open: dict[int, tuple[Order, int]] = {}
 
+    @property
+    def rescued(self) -> int:
+        """How many jobs of ended processes were given back."""
+        return 0 if self._orders is None else self._orders.rescued
+
     def connect(self, where: Message, serve: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         """Connect to the database that a process has named, unless there is a connection already."""
         if self._orders is None:

@@ -82,6 +82,11 @@ class Orders:
         self._wake = asyncio.Event()
         self._said: SupervisorStatus | None = None
 
+    @property
+    def rescued(self) -> int:
+        """How many jobs were given back here."""
+        return self._rescue.jobs
+
     def status_changed(self) -> None:
         """The supervisor's status has changed, or may have."""
         if self._status() != self._said:

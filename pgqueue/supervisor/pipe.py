@@ -8,8 +8,12 @@ From the worker process:
 - `empty`: no job runs in it, and it is about to leave.
 - `waits`: it cannot start yet, because the server is starting up.
 - `failed`: why it could not start.
+- `counted`: what it has counted, in several lines, the last one marked. The answer to `count`; also sent at the end.
 
-To the worker process: `work`, `quiet`, `stop` (with its grace), `place` (for its title), `over` (its memory limit).
+To the worker process: `work`, `quiet`, `stop` (with its grace), `place` (for its title), `over` (its memory limit),
+`count`.
+
+A line has less than 64 kB: a longer one could not be read.
 
 An end of file means that the other process is gone. The two may be of different versions: an unknown message is
 ignored.

@@ -12,12 +12,14 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from pgqueue import early_signals
 from pgqueue.database.backoff import wait, within
+from pgqueue.jobs.totals import Numbers
 from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
 from pgqueue.supervisor.open_orders import OpenOrders
 from pgqueue.supervisor.orders import Order, SupervisorStatus
@@ -26,6 +28,7 @@ from pgqueue.supervisor.process import Process, ProcessStarter
 from pgqueue.supervisor.process_title import show, supervisor_title
 from pgqueue.supervisor.recycling import Recycling, Terms
 from pgqueue.supervisor.reloader import watch
+from pgqueue.supervisor.sums import Sums
 from pgqueue.supervisor.systemd import Systemd
 
 log = logging.getLogger("pgqueue")
@@ -52,6 +55,8 @@ class Supervisor:
         self._starter = ProcessStarter(terms.arguments)
         self._processes: dict[int, Process] = {}
         self._recycling = Recycling(terms, self.fleet)
+        self._sums = Sums()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._open_orders = OpenOrders(told=self._told, status=self._status)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
@@ -66,6 +71,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Keep the processes until a signal ends the supervisor; return the exit code."""
+        self._loop = asyncio.get_running_loop()
         self._handle_signals()
         if self.terms.reload is not None:
             self._serve(watch(self.terms.reload, self._changed))
@@ -77,6 +83,20 @@ class Supervisor:
             return self._code
         finally:
             await self._leave()
+
+    async def numbers(self) -> Numbers:
+        """What all processes have done since this supervisor began, those that have ended included."""
+        made = await self._sums.ask(process for process in self._processes.values() if process.child.announced)
+        made.totals.rescued += self._open_orders.rescued
+        return made
+
+    def ask_numbers(self) -> Future[Numbers]:
+        """`numbers` for other threads."""
+        if self._loop is None or self._loop.is_closed():
+            nothing: Future[Numbers] = Future()
+            nothing.set_result(Numbers())
+            return nothing
+        return asyncio.run_coroutine_threadsafe(self.numbers(), self._loop)
 
     async def _round(self) -> None:
         dying = self._reap()
@@ -250,6 +270,9 @@ class Supervisor:
 
     def _said(self, process: Process, message: Message) -> None:
         child, said = process.child, message.get("say")
+        if said == "counted":
+            self._sums.heard(child.number, message)
+            return
         if said == "running" and child.state is State.STARTING:
             self.fleet.runs(child.number, monotonic())
             log.info("%s: works, %d of %d are active", process, self.fleet.active, self.fleet.size)
@@ -293,6 +316,7 @@ class Supervisor:
     def _gone(self, process: Process) -> None:
         child = process.child
         del self._processes[child.number]
+        self._sums.gone(child.number)
         before = child.state
         expected = child.ended or before is State.QUIET or self._ending
         log.log(logging.INFO if expected else logging.ERROR, "%s: %s", process, process.how())
@@ -378,8 +402,8 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def keep(terms: Terms) -> int:
-    """Keep worker processes on these terms until a signal ends it; return the exit code."""
+def keep(supervisor: Supervisor) -> int:
+    """Let it keep worker processes until a signal ends it; return the exit code."""
     with suppress(KeyboardInterrupt):
-        return asyncio.run(Supervisor(terms).run())
+        return asyncio.run(supervisor.run())
     return INTERRUPTED

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from pgqueue.database import forks
 from pgqueue.database.backoff import transient
+from pgqueue.jobs.totals import Numbers, Sample
 from pgqueue.supervisor.pipe import Message, Pipe, inherited, line
 from pgqueue.supervisor.process_title import show, worker_title
 from pgqueue.worker.worker import Worker
@@ -24,6 +25,9 @@ from pgqueue.worker.worker import Worker
 log = logging.getLogger("pgqueue")
 
 VITALS_SECONDS = 1.0
+GAUGES_SECONDS = 2.0
+LINE_MOST = 32_768
+"""Bytes of a line with numbers, about; the other end reads no line of more than 65,536."""
 
 
 class WorkerEnd:
@@ -38,6 +42,9 @@ class WorkerEnd:
             forks.handle_signal(number, signal.SIG_IGN)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stop: Callable[[float], None] = lambda grace: None
+        self.gauges: Callable[[bool], Sequence[Sample]] = lambda leads: ()
+        """Reads the gauges of the database, in a thread, if this worker leads."""
+        self._counting = False
 
     @property
     def first(self) -> bool:
@@ -75,6 +82,7 @@ class WorkerEnd:
 
     def empty(self) -> None:
         """Report that no job runs and all outcomes are written: what is still in this process hangs."""
+        self._say_counted(self._worker.numbers(), 0)
         self._pipe.say("empty")
 
     def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -107,6 +115,8 @@ class WorkerEnd:
                 self._title()
             case {"say": "over", "rss": int(size), "limit": int(limit)}:
                 self._serve(self._over(size, limit))
+            case {"say": "count", "ask": int(ask)} if not self._counting:
+                self._serve(self._count(ask))
 
     def _quiet(self) -> None:
         self._worker.quiet()
@@ -129,6 +139,25 @@ class WorkerEnd:
             jobs = []
         names = ", ".join(f"{job.id} ({job.task})" for job in jobs) or "none"
         log.warning("over the memory limit: %s of %s; jobs running just now: %s", _mib(size), _mib(limit), names)
+
+    async def _count(self, ask: int) -> None:
+        """Answer what this worker has counted, and if it leads, the gauges of the database."""
+        self._counting = True
+        try:
+            gauges: Sequence[Sample] = ()
+            with suppress(TimeoutError):  # the numbers are shown without the gauges
+                reading = asyncio.to_thread(self.gauges, self._worker.numbers().leads)
+                gauges = await asyncio.wait_for(reading, GAUGES_SECONDS)
+            numbers = self._worker.numbers()
+            numbers.gauges = gauges if numbers.leads else ()  # it may have lost the lead meanwhile
+            self._say_counted(numbers, ask)
+        finally:
+            self._counting = False
+
+    def _say_counted(self, numbers: Numbers, ask: int) -> None:
+        lines = list(numbers.lines(LINE_MOST))
+        for each in lines:
+            self._pipe.say("counted", ask=ask, last=each is lines[-1], **each)
 
     async def _show(self) -> None:
         """Report our state once a second: to the supervisor, and in the process's title."""

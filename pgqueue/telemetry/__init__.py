@@ -6,29 +6,15 @@ not know this wing: it offers plain numbers, and the command line brings the two
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from pgqueue import distribution
-from pgqueue.errors import Error
+if TYPE_CHECKING:
+    from pgqueue.telemetry.app import asgi
 
-__all__: list[str] = []
+__all__ = ["asgi"]
 
-_PLACES: dict[str, str] = {}
+_PLACES = {"asgi": "pgqueue.telemetry.app"}
 """The module of each public name. It is imported at the first use of the name: each needs another extra."""
-_PACKAGES = {"prometheus": "prometheus_client", "otel": "opentelemetry", "sentry": "sentry_sdk"}
-
-
-@contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
-    """Say what to install if the package of this extra is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package != _PACKAGES[extra]:
-            raise
-        raise Error(f"this needs {package}: {distribution.install(extra)}") from error
 
 
 def __getattr__(name: str) -> object:

@@ -60,6 +60,7 @@ from pgqueue.jobs.outcomes import (
     fingerprint_of,
     written_in,
 )
+from pgqueue.jobs.totals import OTHERS, TASKS_MOST, Counts, Totals
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.state import WorkerState
 
@@ -68,44 +69,12 @@ log = logging.getLogger("pgqueue")
 MINUTE = 60.0
 SPREAD_SECONDS = 5.0
 """A part is written up to this long after its minute, so that not all workers write at once."""
-TASKS_MOST = 200
-OTHERS = "other tasks"
-"""The name under which the rest is counted, for each queue. It has a blank, so no task has it."""
 GROUPS_MOST, IDS_MOST, MESSAGE_MOST = 100, 5, 500
 """Groups of failures in a part, the jobs named in each, and the characters of its last message."""
 PARTS_MOST = 60
 """Closed parts that wait for the database. Without it no job ends, so there are hardly ever two."""
 SINCE_1970 = 946_684_800.0
 """2000-01-01, from where the database counts."""
-
-
-class Counts:
-    """What has happened to the jobs of one queue and task in one part."""
-
-    __slots__ = ("happened", "run", "run_seconds", "wait", "wait_seconds")
-
-    def __init__(self) -> None:
-        self.happened: dict[str, int] = {"completed": 0}
-        self.wait = [0] * (len(BOUNDS) + 1)
-        self.run = [0] * (len(BOUNDS) + 1)
-        self.wait_seconds = self.run_seconds = 0.0
-
-    def add(self, done: int, run_seconds: float, wait_seconds: float) -> None:
-        """Add completed jobs, whose times are in the histograms already."""
-        self.happened["completed"] += done
-        self.run_seconds += run_seconds
-        # If the database's clock has just been set back, these jobs seem to have begun before they could.
-        self.wait_seconds += max(0.0, wait_seconds)
-
-    def as_json(self, queue: str, task: str) -> dict[str, Any]:
-        """The object in `history_part.counts`."""
-        made: dict[str, Any] = {"queue": queue, "task": task}
-        made |= {what: n for what, n in self.happened.items() if n}
-        if started := sum(self.wait):
-            made |= {"started": started, "wait": _trimmed(self.wait), "wait_seconds": round(self.wait_seconds, 6)}
-        if any(self.run):
-            made |= {"run": _trimmed(self.run), "run_seconds": round(self.run_seconds, 6)}
-        return made
 
 
 @dataclass(slots=True)
@@ -159,6 +128,8 @@ class Counters:
         self._writer = str(uuid.uuid4())
         self._part = Part(1, perf_counter())
         self._closed: deque[Part] = deque(maxlen=PARTS_MOST)
+        self._before = Totals()
+        """What the parts before the open one have counted, since this worker began."""
         self._early: set[Job] = set()
         """Jobs that run or are not written yet, and have been counted as started."""
         self._offset = time.time() - perf_counter()
@@ -269,6 +240,13 @@ class Counters:
                 self._early.add(job)
                 self._count_wait(self._counts(job.queue, job.task), job)
 
+    def totals(self) -> Totals:
+        """What was counted since this worker began. Nothing is counted a second time for it."""
+        made = Totals()
+        made.include_tasks(self._before.tasks)
+        made.include_tasks(self._part.counts)
+        return made
+
     # Writing ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -300,6 +278,7 @@ class Counters:
         part, now = self._part, perf_counter()
         if part.counts:
             part.end = now
+            self._before.include_tasks(part.counts)
             self._closed.append(part)
             self._part = Part(part.number + 1, now)
         else:
@@ -363,9 +342,3 @@ def _name(outcome: Outcome) -> str:
             return "expired" if outcome is LATE else "cancelled"
         case _:
             return "interrupted"
-
-
-def _trimmed(counts: list[int]) -> list[int]:
-    """The counts up to the last that is not 0."""
-    last = max((place for place, n in enumerate(counts) if n), default=-1)
-    return counts[: last + 1]

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
+from pgqueue.jobs.totals import Numbers
 from pgqueue.worker.capacity import Capacity
 from pgqueue.worker.complete.completer import Completer
 from pgqueue.worker.complete.job_logger import with_lines
@@ -255,6 +257,16 @@ class Services:
         for session in (*sessions, self.depth_session, self.bulk_session):
             await session.close()
         await self.handler_pool.close()
+
+    def numbers(self) -> Numbers:
+        """What this worker has done since it began, and what its slots do now. On the loop."""
+        running, totals = self.running, self.counters.totals()
+        totals.claims, totals.flushes = deepcopy(self.fetcher.claim_times), deepcopy(self.completer.flush_times)
+        totals.fenced, totals.rescued = self.completer.fenced, self.rescue.jobs
+        totals.lost_slots = running.lost_ever
+        busy, lost = len(running.runs), running.lost
+        slots = {"busy": busy, "free": max(0, running.slots - busy - lost), "lost": lost}
+        return Numbers(totals, slots, self.election.leads() and self.state.phase in ("running", "quiet"))
 
     # What is heard ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -23,6 +24,7 @@ from pgqueue.database.statements import integers
 from pgqueue.jobs.concurrency import limits_of, rates_of
 from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import Job, fields
+from pgqueue.jobs.totals import Numbers
 from pgqueue.options import names_options
 from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.services import Services
@@ -234,6 +236,27 @@ class Worker:
         """The state of this worker just now."""
         state, running = self.state, self.services.running
         return Vitals(state.id, state.phase, len(running.runs), running.slots, running.lost, state.ended_jobs)
+
+    def numbers(self) -> Numbers:
+        """What this worker has done since it was prepared, as numbers that can be added up. On the loop."""
+        return self.services.numbers() if self._prepared else Numbers()
+
+    def ask_numbers(self) -> Future[Numbers]:
+        """`numbers` for other threads: they are read on the loop, as soon as it comes to it."""
+        asked: Future[Numbers] = Future()
+
+        def answer() -> None:
+            if asked.set_running_or_notify_cancel():
+                asked.set_result(self.numbers())
+
+        try:
+            if self._prepared:
+                self._loop.call_soon_threadsafe(answer)
+                return asked
+        except RuntimeError:  # the loop is closed: nothing changes any more
+            pass
+        answer()
+        return asked
 
     async def remark(self, outcome: str, message: str) -> list[Job]:
         """Append a row to the attempts of the jobs that run now, which go on. Answers these jobs."""

@@ -7,18 +7,19 @@ import sys
 
 import pytest
 
-from pgqueue import distribution, telemetry
+from pgqueue import distribution
 from pgqueue.errors import Error
+from pgqueue.telemetry.extras import needs_extra
 
 PACKAGES = {"prometheus": "prometheus_client", "otel": "opentelemetry", "sentry": "sentry_sdk"}
 
 
 @pytest.mark.parametrize(("extra", "package"), PACKAGES.items())
 def test_what_lacks_its_package_says_what_to_install(extra: str, package: str) -> None:
-    with pytest.raises(Error, match=f"needs {package}: ") as caught, telemetry.needs_extra(extra):
+    with pytest.raises(Error, match=f"needs {package}: ") as caught, needs_extra(extra):
         raise ModuleNotFoundError(name=f"{package}.core")
     assert distribution.install(extra) in str(caught.value)
-    with pytest.raises(ModuleNotFoundError), telemetry.needs_extra(extra):
+    with pytest.raises(ModuleNotFoundError), needs_extra(extra):
         raise ModuleNotFoundError(name="something_else")
 
 

@@ -24,8 +24,9 @@ from pgqueue.jobs.fingerprint import fingerprint
 from pgqueue.jobs.histogram import BOUNDS
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, Failed, Problem, Retried, interrupted
+from pgqueue.jobs.totals import OTHERS, TASKS_MOST
 from pgqueue.worker import counters
-from pgqueue.worker.counters import OTHERS, TASKS_MOST, Counters
+from pgqueue.worker.counters import Counters
 from pgqueue.worker.run.running_jobs import RunningJobs
 
 PARTS = "SELECT counts FROM pgqueue.history_part ORDER BY writer, part"

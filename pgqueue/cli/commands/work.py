@@ -79,6 +79,7 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     show_default=True,
     help="End the process (exit code 6) if its loop stands still for this time.",
 )
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics for Prometheus; without a host: to all.")
 @click.option("--version-tag", help="Version of the code, kept with each attempt [pgqueue's version].")
 @click.option(
     "--app-dir",
@@ -118,7 +119,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
       pgqueue work myapp.tasks
       pgqueue work myapp.tasks otherapp.tasks -q mail:5,default --concurrency 20
       pgqueue work tasks --app-dir src --log-format json
-      pgqueue work tasks --processes 4 --memory-limit 500M
+      pgqueue work tasks --processes 4 --memory-limit 500M --metrics :9000
     """
     from pgqueue.cli.task_modules import import_tasks, look_in
 
@@ -129,13 +130,21 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     if options["supervised"] is None:
         early_signals.give_back(signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)  # one worker has no answer to them
+    from pgqueue.cli.metrics import serving
     from pgqueue.cli.worker_process import serve, worker_end_of  # with all of a worker: a supervisor needs none of it
 
-    with worker_end_of(options["supervised"]) as worker_end:
-        import_tasks(options["modules"], directory)
-        how = {name: options[name] for name in WORKER_OPTIONS} | {"queues": _names(options["queues"])}
-        worker = _worker(given(ctx), options["listen_dsn"], how)
-    code = serve(worker, options["grace"], options["stuck"], worker_end)
+    supervised = options["supervised"] is not None
+    with serving(None if supervised else options["metrics"]) as answer:
+        with worker_end_of(options["supervised"]) as worker_end:
+            import_tasks(options["modules"], directory)
+            how = {name: options[name] for name in WORKER_OPTIONS} | {"queues": _names(options["queues"])}
+            worker = _worker(given(ctx), options["listen_dsn"], how)
+        if worker_end is not None and options["metrics"]:
+            from pgqueue.telemetry.gauges import Reader
+
+            worker_end.gauges = Reader().read
+        answer(worker.ask_numbers)
+        code = serve(worker, options["grace"], options["stuck"], worker_end)
     sys.stderr.flush()
     raise click.exceptions.Exit(code)
 
@@ -159,20 +168,23 @@ def _is_supervisor(ctx: click.Context, options: Mapping[str, Any]) -> bool:
 
 def _supervise(options: Mapping[str, Any], directory: Path) -> int:
     """Keep processes until told to end; the exit code."""
+    from pgqueue.cli.metrics import serving
     from pgqueue.supervisor.recycling import Terms
-    from pgqueue.supervisor.supervisor import keep
+    from pgqueue.supervisor.supervisor import Supervisor, keep
 
-    return keep(
-        Terms(
-            options["processes"],
-            tuple(sys.argv[1:]),  # the worker processes get the same command line
-            options["grace"],
-            options["memory_limit"],
-            options["max_jobs"],
-            options["check_every"],
-            directory if options["reload"] else None,
-        )
+    terms = Terms(
+        options["processes"],
+        tuple(sys.argv[1:]),  # the worker processes get the same command line
+        options["grace"],
+        options["memory_limit"],
+        options["max_jobs"],
+        options["check_every"],
+        directory if options["reload"] else None,
     )
+    with serving(options["metrics"]) as answer:
+        supervisor = Supervisor(terms)
+        answer(supervisor.ask_numbers)
+        return keep(supervisor)
 
 
 def _worker(said: dict[str, str], listen_dsn: str | None, how: dict[str, Any]) -> Worker:

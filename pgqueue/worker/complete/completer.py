@@ -53,6 +53,7 @@ from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
+from pgqueue.jobs.totals import Times
 from pgqueue.worker.complete.job_logger import report
 from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
 from pgqueue.worker.complete.refusals import question
@@ -101,6 +102,8 @@ class Completer:
         """Outcomes dropped because the job had been given to another worker."""
         self.ended = 0
         """Number of jobs that have left the completer; it grows also if there was nothing to send."""
+        self.flush_times = Times()
+        """How long each round trip of a flush took."""
         self.counted: Callable[[Sequence[Ended]], None] = lambda entries: None
         """Told which jobs this worker has ended, with the outcomes that count. Set by `services`."""
         self._session = session
@@ -262,6 +265,7 @@ class Completer:
         except BaseException:
             self._unsure.add(job.id)
             raise
+        self.flush_times.add(self._session.took)
         self.counted([(job, outcome)])
         return outcome
 
@@ -330,8 +334,10 @@ class Completer:
         messages = endings if release is None else [*endings, release]
         if messages and any([self._goes_on(job) for job, _ in batch]):
             messages = [*messages, self._outcome_sql.durably()]
+        if not messages:
+            return []
         try:
-            return await self._session.run(*messages) if messages else []
+            answers: list[Any] = await self._session.run(*messages)
         except psycopg.Error as error:
             if emptied(error):
                 [answer] = await self._session.run(self._session.link.statement("registration_restore_settings"))
@@ -341,7 +347,9 @@ class Completer:
                 self._trap(batch, rest, error)
             else:
                 raise
-        return None
+            return None
+        self.flush_times.add(self._session.took)
+        return answers
 
     async def _recover(
         self, error: BaseException, batch: list[Ended], rest: list[Ended], *, careful: bool, released: bool

@@ -42,6 +42,7 @@ from pgqueue.database.statements import Statement, integers, texts
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
+from pgqueue.jobs.totals import Times
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
 from pgqueue.worker.doubles import resolve
@@ -135,6 +136,8 @@ class Fetcher:
         self.keyed_claim = KeyedClaim()
         self.refused_rows = RefusedRows(session, state)
         self.fetches = 0
+        self.claim_times = Times()
+        """How long each round trip of a claim took."""
         self.asking: tuple[Sequence[str], int] = ((), 0)
         """The queues that a claim under way asks, and for how many jobs."""
         self._session = session
@@ -288,6 +291,7 @@ class Fetcher:
     def _learn(self, room: Room, kind: Kind, asked: Asked, n: int, claimed: Claimed, beyond: int) -> None:
         """Remember what this claim of n jobs has seen: where to look next, and which queues have more."""
         self.fetches += 1
+        self.claim_times.add(self._session.took)
         self.refused_rows.claimed(kind, n, room.free, any=bool(claimed.jobs))
         fetch = Fetch(
             claimed.reading,

@@ -227,6 +227,7 @@ class Executor:
 
     def _slot_lost(self, job: Job) -> None:
         self._running.lost += 1
+        self._running.lost_ever += 1
         slots = self._running.slots
         message = (
             "job %d (%s) does not stop and is taken away; its handler goes on in a slot that is lost (%d of %d are)"

@@ -1,0 +1,154 @@
+"""What the database says of all workers and queues: read for a scrape, from what is cheap at any size.
+
+Numbers of jobs come from what the leading worker has measured, as everywhere (`admin/depth.py`), and are never measured
+here. If no measurement is fresh, they are left out: a series that ends says so, a wrong number would not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from pgqueue.admin import depth
+from pgqueue.admin.depth import UNKNOWN, Measured, QueueInfo
+from pgqueue.config import config, safe
+from pgqueue.database import embedded, forks, steps
+from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.steps import Steps
+from pgqueue.jobs.totals import Sample
+from pgqueue.plain_text import plain
+
+log = logging.getLogger("pgqueue")
+
+QUEUES_MOST, OUTBOXES_MOST = 200, 200
+OTHER_QUEUES = "other queues"
+"""The name under which the rest is shown. It has a blank, so no queue has it."""
+STATES = ("available", "scheduled", "blocked", "running")
+REASONS = ("lock", "limit", "rate", UNKNOWN)
+STATEMENT_SECONDS, CONNECT_SECONDS = 1, 2
+SAID_SECONDS = 60.0
+
+
+def gauges(schema: str) -> Steps[list[Sample]]:
+    """Ask for all gauges; each is one sample."""
+    found = yield from depth.fresh(schema)
+    [[said]] = yield _ask("gauges_read", schema)
+    [[visible]] = yield _ask("lag_relays_visible", schema)
+    relays = (yield _ask("lag_relays", schema)) if visible else []
+    samples = [*_of_server(json.loads(said)), *_of_outboxes(relays[:OUTBOXES_MOST])]
+    if found is not None:
+        samples += _of_jobs(found)
+    return samples
+
+
+def _ask(name: str, schema: str) -> Statement[list[Row]]:
+    return Statement(text(name, schema), {}, list)
+
+
+def _of_server(said: dict[str, Any]) -> Iterator[Sample]:
+    yield "pgqueue_workers_alive", {}, said["workers"]
+    yield "pgqueue_oldest_snapshot_seconds", {}, max(0.0, said["snapshot"])
+    yield "pgqueue_notify_queue_ratio", {}, said["notify"]
+    for table, dead in (said["dead"] or {}).items():
+        yield "pgqueue_dead_rows", {"table": table}, dead
+
+
+def _of_outboxes(relays: Iterable[Row]) -> Iterator[Sample]:
+    for source, name, waiting, oldest, _, reported in relays:
+        outbox = {"outbox": f"{plain(name)} {source}"}
+        yield "pgqueue_outbox_waiting", outbox, waiting
+        # While the relay is silent, what it has said grows older.
+        yield "pgqueue_outbox_lag_seconds", outbox, 0.0 if not waiting else (oldest or 0.0) + reported
+
+
+def _of_jobs(found: Measured) -> Iterator[Sample]:
+    yield "pgqueue_depth_age_seconds", {}, max(0.0, found.now - found.counted_at)
+    yield "pgqueue_unknown_tasks", {}, len(depth.unknown_list(found.groups))
+    blocked = dict.fromkeys(REASONS, 0)
+    for group in found.groups:
+        if group.state == "blocked":
+            reason = group.reason if group.reason in blocked else "other"
+            blocked[reason] = blocked.get(reason, 0) + group.n
+    for reason, n in blocked.items():
+        yield "pgqueue_blocked", {"reason": reason}, n
+    for name, queues in _by_name(depth.queue_list(found)):
+        for state in STATES:
+            yield "pgqueue_depth", {"queue": name, "state": state}, sum(getattr(each, state).n for each in queues)
+        oldest = max(each.oldest or 0.0 for each in queues)
+        blocked_for = max(each.longest_blocked or 0.0 for each in queues)
+        yield "pgqueue_oldest_eligible_seconds", {"queue": name}, max(0.0, oldest)
+        yield "pgqueue_longest_blocked_seconds", {"queue": name}, max(0.0, blocked_for)
+
+
+def _by_name(queues: Sequence[QueueInfo]) -> Iterator[tuple[str, list[QueueInfo]]]:
+    """The queues by the names that are shown: the 200 that have most jobs, and the rest together."""
+    largest = sorted(queues, key=lambda each: (-sum(getattr(each, state).n for state in STATES), each.name))
+    shown: dict[str, list[QueueInfo]] = {}
+    for place, each in enumerate(largest):
+        shown.setdefault(plain(each.name) if place < QUEUES_MOST else OTHER_QUEUES, []).append(each)
+    yield from shown.items()
+
+
+class Reader:
+    """Reads the gauges over a connection of its own, which it opens when it is first needed. From any thread."""
+
+    def __init__(self) -> None:
+        self._conn: psycopg.Connection[Any] | None = None
+        self._reading = threading.Lock()
+        self._said_at = -SAID_SECONDS
+
+    def read(self, leads: bool = True) -> Sequence[Sample]:
+        """The gauges, if this process is to read them; none while the database does not answer.
+
+        Else its connection is let go. Two do not read at once: the second one gets none.
+        """
+        if not self._reading.acquire(blocking=False):
+            return ()
+        try:
+            if not leads:
+                self._close()
+                return ()
+            return self._read()
+        except Exception as error:
+            self._close()
+            if monotonic() >= self._said_at + SAID_SECONDS:
+                self._said_at = monotonic()
+                log.warning("the gauges of the database are left out: %s", safe(plain(" ".join(str(error).split()))))
+            return ()
+        finally:
+            self._reading.release()
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self.read(False)
+
+    def _read(self) -> list[Sample]:
+        settings = config()
+        if self._conn is None or self._conn.closed:
+            self._conn = psycopg.connect(
+                embedded.resolve(settings.require_dsn()),
+                autocommit=True,
+                application_name="pgqueue metrics",
+                connect_timeout=CONNECT_SECONDS,
+                # Behind a transaction pooler a prepared statement may be sent to another session.
+                prepare_threshold=None,
+            )
+            forks.cut_in_children(self._conn)
+        with self._conn.transaction():
+            self._conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
+            self._conn.execute(
+                "SELECT set_config('statement_timeout', %s, true), set_config('jit', 'off', true)",
+                (f"{STATEMENT_SECONDS}s",),
+            )
+            return steps.drive(self._conn, gauges(settings.schema), {})
+
+    def _close(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
