@@ -831,19 +831,27 @@ ORDER BY run_at, id LIMIT %(most)s::integer
 -- Whether a scheduled job waits for another attempt. Else it waits for its time, or has put itself off.
 (attempt > 0 OR crashes > 0)
 
+-- name: of_newest
+-- The attempts `a` of the job `newest`. They are looked up for each job, by OFFSET 0 behind this: as a join they would all be read.
+pgqueue.attempt a WHERE a.job_id = newest.id AND a.enqueued_at = newest.enqueued_at IS NOT FALSE
+
 -- name: job_fits
--- Whether a job fits a search. The attempts are looked up for each job, by OFFSET 0: as a join they would all be read.
+-- Whether a job fits a search.
 (state = ANY (%(states)s::text[]) OR state = 'scheduled' AND 'retrying' = ANY (%(states)s::text[]) AND {{awaits_attempt}})
+      AND id <> ALL (%(but)s::bigint[])
       AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
       AND (%(task)s::text IS NULL OR task = %(task)s::text)
       AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
       AND (%(since)s::text IS NULL OR enqueued_at >= %(since)s::text::timestamptz)
       AND (%(until)s::text IS NULL OR enqueued_at < %(until)s::text::timestamptz)
       AND (%(args)s::text IS NULL OR args @> %(args)s::text::jsonb)
-      AND (%(error)s::text IS NULL OR position(lower(%(error)s::text) IN lower(reason)) > 0 OR EXISTS (
-          SELECT FROM pgqueue.attempt a
-          WHERE a.job_id = newest.id AND a.enqueued_at = newest.enqueued_at IS NOT FALSE
-            AND position(lower(%(error)s::text) IN lower(concat_ws(': ', a.error_type, a.message))) > 0 OFFSET 0))
+      AND (%(worker)s::bigint IS NULL OR worker_id = %(worker)s::bigint
+           OR EXISTS (SELECT FROM {{of_newest}} AND a.worker_id = %(worker)s::bigint OFFSET 0))
+      AND (%(error_type)s::text IS NULL
+           OR EXISTS (SELECT FROM {{of_newest}} AND coalesce(a.error_type, a.outcome) = %(error_type)s::text OFFSET 0))
+      AND (%(error)s::text IS NULL OR position(lower(%(error)s::text) IN lower(reason)) > 0
+           OR EXISTS (SELECT FROM {{of_newest}}
+                      AND position(lower(%(error)s::text) IN lower(concat_ws(': ', a.error_type, a.message))) > 0 OFFSET 0))
 
 -- Depth -------------------------------------------------------------------------------------------------------------------------------
 

@@ -155,6 +155,11 @@ async def adepth(conn: object, queue: str) -> QueueInfo:
     return _one(await steps.adrive(conn, measured(config().schema, check_queue(queue)), {}), queue)
 
 
+async def ameasured(conn: object) -> Measured:
+    """What is known of all queues, for callers that make more than one thing of it."""
+    return await steps.adrive(conn, measured(config().schema), {})
+
+
 # Asking --------------------------------------------------------------------------------------------------------------
 
 

@@ -105,13 +105,19 @@ async def adoctor(conn: object) -> Diagnosis:
     return await steps.adrive(conn, diagnosis(config().schema), {})
 
 
-def diagnosis(schema: str) -> Steps[Diagnosis]:
-    """The statements that look, and what they mean."""
+async def adiagnosis(conn: object, found: Measured) -> Diagnosis:
+    """`adoctor` with numbers that were read before."""
+    return await steps.adrive(conn, diagnosis(config().schema, found), {})
+
+
+def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
+    """The statements that look, and what they mean. They ask for the numbers, too, if these were not read before."""
     [[version]] = yield _ask("doctor_schema", schema)
     known = len(migrations.files())
     if (version or 0) < known:
         return Diagnosis((), (_behind(version or 0, known),))
-    found = yield from depth.measured(schema)
+    if found is None:
+        found = yield from depth.measured(schema)
     [[sessions]] = yield _ask("doctor_sessions", schema, seconds=OLD_SECONDS)
     [[server]] = yield _ask("doctor_server", schema)
     [[tables]] = yield _ask("doctor_tables", schema, seconds=VACUUM_SECONDS, indexes=list(INDEXES))

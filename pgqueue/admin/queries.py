@@ -21,7 +21,7 @@ import msgspec
 
 from pgqueue.admin import depth
 from pgqueue.admin.depth import Count as Count
-from pgqueue.admin.depth import QueueInfo, UnknownTask
+from pgqueue.admin.depth import Measured, QueueInfo, UnknownTask
 from pgqueue.admin.filters import RETRYING
 from pgqueue.config import config
 from pgqueue.database import drivers, shown, steps
@@ -147,6 +147,8 @@ class Criteria(TypedDict, total=False):
     task: str | None
     key: str | None
     args: Mapping[str, Any] | None
+    worker: int | None
+    error_type: str | None
     error: str | None
     since: datetime | None
     until: datetime | None
@@ -236,8 +238,13 @@ def find(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
 
     - `state`: one state or several. `"retrying"` are the scheduled jobs that wait for another attempt.
     - `queue`, `task`: by name.
-    - `key`: a lock key, a unique key or an idempotency key.
+    - `key`: a lock key, a unique key or an idempotency key. The job that has a unique or idempotency key now comes
+      first, however many jobs there are.
     - `args`: the job has these arguments, and may have others: `{"order_id": 7}`.
+    - `worker`: the id of a worker. The job runs there, has ended there, or an attempt of it that did not complete was
+      made there.
+    - `error_type`: an attempt has failed with an exception of this class, whatever became of the job. Of an attempt
+      without an exception it is the outcome, such as `"crashed"`.
     - `error`: the text stands in the reason, or in the error of an attempt; upper and lower case are alike.
     - `since`, `until`: enqueued at that time or later, and before that time.
     - `after`: what `search` returned as `Page.after`; only jobs behind that place are looked at.
@@ -254,17 +261,17 @@ def find(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
 
 async def afind(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
     """`find` for async connections."""
-    return list((await drivers.arun(conn, newest(config().schema, **asked))).jobs)
+    return list((await asearch(conn, **asked)).jobs)
 
 
 def search(conn: object, **asked: Unpack[Criteria]) -> Page:
     """As `find`, and also returns how many jobs were looked at, and where to go on."""
-    return drivers.run(conn, newest(config().schema, **asked))
+    return steps.drive(conn, searching(config().schema, **asked), {})
 
 
 async def asearch(conn: object, **asked: Unpack[Criteria]) -> Page:
     """`search` for async connections."""
-    return await drivers.arun(conn, newest(config().schema, **asked))
+    return await steps.adrive(conn, searching(config().schema, **asked), {})
 
 
 @checks_options
@@ -277,6 +284,11 @@ def status(conn: object) -> Status:
 async def astatus(conn: object) -> Status:
     """`status` for async connections."""
     return await steps.adrive(conn, standing(config().schema), {})
+
+
+async def astanding(conn: object, found: Measured) -> Status:
+    """`astatus` with numbers that were read before."""
+    return await steps.adrive(conn, standing(config().schema, found), {})
 
 
 # The statements ------------------------------------------------------------------------------------------------------
@@ -309,15 +321,37 @@ def read_one(rows: list[Row]) -> JobInfo | None:
     return _job(row, tuple(map(_attempt, json.loads(attempts))))
 
 
-def newest(schema: str, **asked: Unpack[Criteria]) -> Statement[Page]:
-    """The statement that asks for the newest jobs that fit."""
+def searching(schema: str, **asked: Unpack[Criteria]) -> Steps[Page]:
+    """The statements of a search. With a key the jobs that have it now come first, and are left out of the walk."""
+    walk, after = newest(schema, **asked), asked.get("after")
+    if asked.get("key") is None:
+        return walk.read((yield _rows(walk)))
+    [[found]] = yield Statement(text("queries_keyed", schema), walk.params, list)
+    limit = asked.get("limit", 50)
+    held = tuple(map(_job, json.loads(found)))[:limit]
+    if after is None and len(held) == limit:
+        return Page(held, None, _FIRST[_order(_states(asked.get("state")))])
+    first = () if after is not None else held
+    walk = newest(schema, tuple(job.id for job in held), **asked | {"limit": limit - len(first)})
+    page = walk.read((yield _rows(walk)))
+    return Page(first + page.jobs, page.searched, page.after)
+
+
+def _rows(statement: Statement[Any]) -> Statement[list[Row]]:
+    return Statement(statement.sql, statement.params, list)
+
+
+def newest(schema: str, but: Iterable[int] = (), **asked: Unpack[Criteria]) -> Statement[Page]:
+    """The statement that asks for the newest jobs that fit, without those of the ids in `but`."""
     if unknown := asked.keys() - Criteria.__annotations__.keys():
         raise no_option("find", unknown, Criteria.__annotations__)
     states, limit, after = _states(asked.get("state")), asked.get("limit", 50), asked.get("after")
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= 10_000:
         raise InvalidOption(f"limit {limit!r}: use 1 to 10000")
-    for each in ("queue", "task", "key", "error"):
+    for each in ("queue", "task", "key", "error_type", "error"):
         check_text(asked.get(each), each)  # type: ignore[arg-type]
+    if (worker := asked.get("worker")) is not None:
+        _check_worker(worker)
     params: dict[str, object] = {
         "parts": [
             part
@@ -325,10 +359,13 @@ def newest(schema: str, **asked: Unpack[Criteria]) -> Statement[Page]:
             if {*held} & {*states} or (part == "scheduled" and RETRYING in states)
         ],
         "states": list(states),
+        "but": list(but),
         "queue": asked.get("queue"),
         "task": asked.get("task"),
         "key": asked.get("key"),
         "args": _arguments(asked.get("args")),
+        "worker": worker,
+        "error_type": asked.get("error_type"),
         "error": asked.get("error"),
         "since": _aware(asked.get("since"), "since"),
         "until": _aware(asked.get("until"), "until"),
@@ -357,6 +394,12 @@ def _order(states: Iterable[str]) -> str:
     return "finished_at" if set(states) <= {*_PARTITIONS["done"], *_PARTITIONS["dead"]} else "id"
 
 
+_FIRST: Mapping[str, int | str] = {
+    "id": ID_MOST,
+    "run_at": "-infinity/1",
+    "finished_at": f"infinity/{ID_MOST}",
+}
+"""By order: the place before the first job."""
 _STATEMENTS = {"id": "queries_find", "run_at": "queries_find_scheduled", "finished_at": "queries_find_ended"}
 
 
@@ -373,6 +416,11 @@ def _from(order: str, after: int | str | None) -> tuple[str, dict[str, object]]:
     return f"{name}_after", {"at": found[1], "after": int(found[2])}
 
 
+def _check_worker(id: object) -> None:
+    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id <= ID_MOST:
+        raise InvalidOption(f"worker {id!r:.80}: give the id of a worker, a whole number")
+
+
 def _arguments(args: Mapping[str, Any] | None) -> str | None:
     return None if args is None else json_object(args, "args")
 
@@ -385,9 +433,10 @@ def _aware(moment: datetime | None, name: str) -> str | None:
     return moment.isoformat()
 
 
-def standing(schema: str) -> Steps[Status]:
-    """The statements that ask for the status."""
-    found = yield from depth.measured(schema)
+def standing(schema: str, found: Measured | None = None) -> Steps[Status]:
+    """The statements that ask for the status, and for the numbers if they were not read before."""
+    if found is None:
+        found = yield from depth.measured(schema)
     ended = yield from depth.history(schema)
     [[said]] = yield Statement(text("queries_status", schema), {}, list)
     of_state: dict[str, list[depth.Group]] = {state: [] for state in STATES}

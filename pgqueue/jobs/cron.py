@@ -77,6 +77,15 @@ class Cron:
         """The text stored in the row."""
         return " ".join(self.expr.split())
 
+    @property
+    def words(self) -> str:
+        """The cron line and its zone in words.
+
+        >>> Cron("0 9 * * *", tz="Europe/Berlin").words
+        'At 09:00 every day, Europe/Berlin'
+        """
+        return f"{_explained(self.line)}, {self.tz}"
+
     def next(self, after: datetime) -> datetime | None:
         """The first tick after this moment; None if there is none in the next 50 years."""
         return _next(self.expr, self.tz, after)
@@ -110,6 +119,15 @@ class Every:
     def line(self) -> str:
         """The text stored in the row."""
         return f"every {self._step / 1_000_000:.15g}"
+
+    @property
+    def words(self) -> str:
+        """The interval in words.
+
+        >>> Every(5_400).words
+        'Every 1 hour 30 minutes, counted from 1970-01-01 00:00 UTC'
+        """
+        return f"Every {_span(self._step)}, counted from 1970-01-01 00:00 UTC"
 
     def next(self, after: datetime) -> datetime | None:
         """The first tick after this moment."""
@@ -155,6 +173,29 @@ def tick_of(headers: Mapping[str, Any]) -> datetime | None:
         return datetime.fromisoformat(headers[TICK]).astimezone(UTC)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def ticks(when: When, first: datetime, most: int) -> list[datetime]:
+    """The tick `first` and those behind it, at most `most` in all.
+
+    >>> [each.hour for each in ticks(Cron("0 6,18 * * *"), datetime(2026, 3, 1, 6, tzinfo=UTC), 3)]
+    [6, 18, 6]
+    """
+    found: list[datetime] = []
+    after: datetime | None = first
+    while after is not None and len(found) < most:
+        found.append(after)
+        after = when.next(after)
+    return found
+
+
+def local(at: datetime, tz: str) -> str:
+    """A time by the clocks of this zone, with its weekday and the zone's short name. Raises InvalidOption.
+
+    >>> local(datetime(2026, 7, 1, 7, 0, tzinfo=UTC), "Europe/Berlin")
+    'Wed 2026-07-01 09:00:00 CEST'
+    """
+    return f"{at.astimezone(_zone(tz, 'zone')):%a %Y-%m-%d %H:%M:%S %Z}"
 
 
 def pending(when: When, due: datetime, now: datetime, most: int) -> tuple[list[datetime], datetime | None]:
@@ -203,6 +244,28 @@ def _next(expr: str, tz: str, after: datetime) -> datetime | None:
     except OverflowError:
         pass
     return None
+
+
+@lru_cache(maxsize=1024)
+def _explained(line: str) -> str:
+    from cronsim.explain import explain
+
+    return explain(line)
+
+
+_UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000))
+
+
+def _span(step: int) -> str:
+    """Microseconds in words."""
+    words = []
+    for name, size in _UNITS:
+        n, step = divmod(step, size)
+        if n:
+            words.append(f"{n} {name}{'' if n == 1 else 's'}")
+    if step or not words:
+        words.append(f"{step / 1_000_000:.15g} second{'' if step == 1_000_000 else 's'}")
+    return " ".join(words)
 
 
 @lru_cache(maxsize=64)

@@ -2,8 +2,8 @@
 
 Tasks write them when a job is made. `timeouts` reads the first when the job is to run, `outcomes` the second when an
 attempt has failed. They are headers and not columns, because then only jobs that have them pay for them. Other headers
-with a reserved name are `pgqueue:tick` and `pgqueue:schedule` (`cron`). Any enqueuer may write any of them, for example
-from SQL: the values read here are therefore checked.
+with a reserved name are `pgqueue:tick` and `pgqueue:schedule` (`cron`). A successor names its job in `pgqueue:parent`.
+Any enqueuer may write any of them, for example from SQL: the values read here are therefore checked.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from pgqueue.jobs.durations import MAX_SECONDS
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.options import HIGHEST_ID
 
 TIMEOUT = "pgqueue:timeout"
 """The header with the seconds that an attempt of the job may run."""
@@ -21,6 +22,10 @@ TIMEOUT = "pgqueue:timeout"
 
 RETRY = "pgqueue:retry"
 """The header with the waits between the attempts of the job: `first`, `factor`, `most` of its RetryPolicy."""
+
+
+PARENT = "pgqueue:parent"
+"""The header of a successor (`job.enqueue`) with the id of the job that has enqueued it. Only people read it."""
 
 
 class _Waits(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +63,24 @@ def with_waits(headers: str | None, policy: RetryPolicy | None) -> str | None:
     if policy is None:
         return headers
     return _with(headers, RETRY, {"first": policy.first, "factor": policy.factor, "most": policy.most})
+
+
+def with_parent(headers: str | None, id: int) -> str:
+    """Return these headers with the id of the job that enqueues the one that has them.
+
+    >>> with_parent('{"trace":"00-4b"}', 7), with_parent(None, 7)
+    ('{"trace":"00-4b","pgqueue:parent":7}', '{"pgqueue:parent":7}')
+    """
+    return f'{{"{PARENT}":{id}}}' if headers is None else _with(headers, PARENT, id)
+
+
+def parent_of(value: object) -> int | None:
+    """The id of a job in the value of a header; None if it is none.
+
+    >>> parent_of(7), parent_of("7"), parent_of(-7), parent_of(None)
+    (7, None, None, None)
+    """
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= HIGHEST_ID else None
 
 
 def _with(headers: str | None, name: str, value: object) -> str:

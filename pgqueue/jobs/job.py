@@ -25,7 +25,7 @@ import msgspec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.context import NO_CONTEXT, AnySource, Source
 from pgqueue.jobs.cron import tick_of
-from pgqueue.jobs.headers import TIMEOUT, timeout_of, waits_of
+from pgqueue.jobs.headers import TIMEOUT, timeout_of, waits_of, with_parent
 from pgqueue.jobs.keys import Keys
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
@@ -290,6 +290,7 @@ class Job:
         if self.written:
             raise Error(f"job {self.id} ({self.task}): enqueue before job.complete(conn): that writes the successors")
         new = make(*args, **kwargs)
+        new = msgspec.structs.replace(new, headers=with_parent(new.headers, self.id))
         if self.successors is None:
             self.successors = []
         self.successors.append(new)

@@ -3,15 +3,26 @@
 Made at the first request, because a mounted app may never be told that it starts: neither Starlette's `Mount` nor
 a2wsgi pass lifespan events on. A pool belongs to the event loop that made it. If requests come from another loop,
 because the first has ended, they get a new pool.
+
+Why a page says within a second that the database is away, and why:
+
+1. A pool tells a request that waits only that it has waited too long. So a request that has waited for a moment tries
+   to connect by itself. What that says is what the page says: refused, no such database, no answer.
+2. If that succeeds, the pool's attempt will, too: the request waits for it.
+3. While another request has a connection of the pool, the database is there. Then requests wait for their turn.
+4. A connection that was idle is asked before it is given out. So no page is lost with a connection that was lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, LiteralString, TypeVar
 
+import psycopg
 from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
 from pgqueue.config import config
@@ -21,12 +32,23 @@ T = TypeVar("T")
 
 CONNECTIONS_MOST = 4
 WAIT_SECONDS = 5.0
-"""A request waits so long for a connection, before it says that the database cannot be reached."""
+"""A request waits so long for a connection, while others have all of them."""
+SILENCE_SECONDS = 0.2
+"""After so long a request tries to connect by itself."""
+ANSWER_SECONDS = 0.7
+"""So long that may take. Then it says that the database does not answer."""
 STATEMENT_SECONDS = 2
 IDLE_SECONDS = 120.0
 
 Connection = AsyncConnection[tuple[Any, ...]]
 Ask = Callable[[Connection], Awaitable[T]]
+
+# Behind a transaction pooler a prepared statement may be sent to another session.
+OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "application_name": "pgqueue web"}
+
+
+class Unreachable(psycopg.OperationalError):
+    """No connection can be made. The message names the server and says why."""
 
 
 class Connections:
@@ -36,6 +58,9 @@ class Connections:
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
+        self._dsn = ""
+        self._used = 0
+        self._returning = set[asyncio.Task[None]]()
 
     async def read(self, ask: Ask[T]) -> T:
         """What `ask` finds out, in one transaction that only reads. Each of its statements may take 2 s."""
@@ -47,7 +72,7 @@ class Connections:
 
     async def _asked(self, ask: Ask[T], mode: LiteralString) -> T:
         pool = await self._opened()
-        async with pool.connection() as conn, conn.transaction():
+        async with self._connection(pool) as conn, conn.transaction():
             await conn.execute(f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED{mode}")
             await conn.execute(
                 "SELECT set_config('statement_timeout', %s, true), set_config('jit', 'off', true)",
@@ -61,11 +86,40 @@ class Connections:
         if pool is not None and self._loop is asyncio.get_running_loop():
             await pool.close()
 
+    @asynccontextmanager
+    async def _connection(self, pool: AsyncConnectionPool[Connection]) -> AsyncIterator[Connection]:
+        conn = await self._taken(pool)
+        self._used += 1
+        try:
+            yield conn
+        finally:
+            self._used -= 1
+            await pool.putconn(conn)
+
+    async def _taken(self, pool: AsyncConnectionPool[Connection]) -> Connection:
+        """A connection of the pool. Raises what an attempt to connect says, if the pool has nothing to say."""
+        taking = asyncio.create_task(pool.getconn())
+        try:
+            if self._used == 0 and not (await asyncio.wait({taking}, timeout=SILENCE_SECONDS))[0]:
+                await _reached(self._dsn)
+            return await taking
+        except BaseException:
+            # To be cancelled takes a moment, and it may just have got a connection.
+            taking.cancel()
+            taking.add_done_callback(lambda done: self._return(pool, done))
+            raise
+
+    def _return(self, pool: AsyncConnectionPool[Connection], taken: asyncio.Task[Connection]) -> None:
+        if not taken.cancelled() and taken.exception() is None:
+            returning = asyncio.create_task(pool.putconn(taken.result()))
+            self._returning.add(returning)
+            returning.add_done_callback(self._returning.discard)
+
     async def _opened(self) -> AsyncConnectionPool[Connection]:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # A lock that no loop has waited on belongs to none.
-            self._loop, self._pool, self._opening = loop, None, asyncio.Lock()
+            self._loop, self._pool, self._opening, self._used = loop, None, asyncio.Lock(), 0
         async with self._opening:
             if self._pool is None:
                 # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
@@ -77,11 +131,39 @@ class Connections:
                     timeout=WAIT_SECONDS,
                     max_idle=IDLE_SECONDS,
                     reconnect_timeout=WAIT_SECONDS,
+                    check=AsyncConnectionPool.check_connection,
                     open=False,
                     name="pgqueue web",
-                    # Behind a transaction pooler a prepared statement may be sent to another session.
-                    kwargs={"autocommit": True, "prepare_threshold": None, "application_name": "pgqueue web"},
+                    kwargs=OPTIONS,
                 )
                 await pool.open()
-                self._pool = pool
+                self._pool, self._dsn = pool, dsn
             return self._pool
+
+
+async def _reached(dsn: str) -> None:
+    """Raise Unreachable, which says why, unless the database can be connected within ANSWER_SECONDS."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            conn = await AsyncConnection.connect(dsn, **OPTIONS)
+    except TimeoutError:
+        raise Unreachable(f"{server_of(dsn)} does not answer") from None
+    except psycopg.OperationalError as error:
+        raise Unreachable(f"{server_of(dsn)}: {error}") from error
+    await conn.close()
+
+
+def server_of(dsn: str) -> str:
+    """The server and the database that a DSN names, for people: without password, user and options.
+
+    >>> server_of("postgresql://app:hunter2@db.example/shop?sslmode=require")
+    'database shop at db.example:5432'
+    """
+    said = conninfo_to_dict(dsn)
+    hosts = str(said.get("host") or said.get("hostaddr") or "the local socket").split(",")
+    ports = str(said.get("port") or 5432).split(",")
+    at = ", ".join(
+        host if host.startswith("/") or " " in host else f"{host}:{ports[min(place, len(ports) - 1)]}"
+        for place, host in enumerate(hosts)
+    )
+    return f"database {said.get('dbname') or said.get('user') or 'of this user'} at {at}"

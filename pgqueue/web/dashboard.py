@@ -140,8 +140,7 @@ class Dashboard:
     def _visit(self, request: Request) -> Visit:
         scope = request.scope
         headers = dict(request.headers)
-        peer = request.client.host if request.client else ""
-        address, scheme = client_of(peer, str(scope.get("scheme", "http")), headers, self._place.trusted)
+        address, scheme = client_of(_peer(request), str(scope.get("scheme", "http")), headers, self._place.trusted)
         root = self._root(scope)
         path = _path(scope)
         visitor = Visitor(request.method, path, headers, request.cookies, address, scheme, scope)
@@ -279,6 +278,13 @@ def _path(scope: Scope) -> str:
     if root and "wsgi_environ" not in scope and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]
     return path or "/"
+
+
+def _peer(request: Request) -> str:
+    """The address that the request came from. a2wsgi leaves it out where the server does not name a port."""
+    if request.client is not None:
+        return request.client.host
+    return str(request.scope.get("wsgi_environ", {}).get("REMOTE_ADDR", ""))
 
 
 def _query(request: Request) -> str:

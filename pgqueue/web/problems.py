@@ -22,7 +22,7 @@ from pgqueue.errors import (
     SchemaTooNew,
 )
 from pgqueue.plain_text import plain
-from pgqueue.web.connections import STATEMENT_SECONDS
+from pgqueue.web.connections import STATEMENT_SECONDS, WAIT_SECONDS
 
 log = logging.getLogger("pgqueue")
 
@@ -61,7 +61,10 @@ def problem_of(error: Exception) -> Problem:
             return Problem(503, "This takes too long", text, 5.0)
         case psycopg.errors.InsufficientPrivilege():
             return Problem(503, "The database refuses this", f"{_line(error)}; docs/dashboard.md says which grants")
-        case PoolTimeout() | psycopg.OperationalError():
+        case PoolTimeout():
+            text = f"No connection of the dashboard became free within {WAIT_SECONDS:.0f} seconds. Try again."
+            return Problem(503, "The dashboard is busy", text, 5.0)
+        case psycopg.OperationalError():
             return Problem(503, "The database cannot be reached", _line(error), 5.0)
         case psycopg.Error() | Error():
             return Problem(503, "The database refuses this", _line(error))

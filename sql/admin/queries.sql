@@ -13,6 +13,21 @@ FROM (
     SELECT *, 0 AS total, {{shown_texts}} FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) OFFSET 0
 ) AS job;
 
+-- name: queries_keyed
+-- The jobs that have this unique key, or this idempotency key, if they fit the search: two at most, the newest first, as a JSON array.
+-- Found by the key, however many jobs there are.
+WITH found AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT * FROM pgqueue.job_rows(ARRAY(
+            SELECT k.job_id FROM pgqueue.unique_key k WHERE k.key IN ('unique:' || %(key)s::text, 'idempotency:' || %(key)s::text)))
+        OFFSET 0
+    ) AS newest
+    WHERE {{job_fits}}
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text FROM (
+    {{found_shown}}
+) AS shown;
+
 -- name: queries_find
 -- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. If fewer than n fit, the second column
 -- says how many rows were looked at, and the lowest id of them. The walk itself has no condition on rows: so its LIMIT is a limit

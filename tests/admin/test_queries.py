@@ -248,6 +248,101 @@ def test_a_search_by_argument_error_and_time(conn: Conn, asked: dict[str, Any], 
     assert [job.id for job in page.jobs] == expected
 
 
+def note(conn: Conn, job: int, worker: int, outcome: str, error_type: str | None = None) -> None:
+    """An attempt of this job that did not complete."""
+    conn.execute(
+        "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type) "
+        "VALUES (%s, 1, %s, now(), now(), 5, %s, %s)",
+        [job, worker, outcome, error_type],
+    )
+
+
+@pytest.mark.promise("F158")
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"worker": 7}, [6, 5, 3, 2, 1]),
+        ({"worker": 7, "state": "running"}, [1]),
+        ({"worker": 7, "state": ["failed", "completed"]}, [5, 3, 2]),
+        ({"worker": 7, "task": "other"}, []),
+        ({"worker": 8}, [4]),
+        ({"worker": 9}, []),
+        ({"error_type": "OSError"}, [5, 3]),
+        ({"error_type": "oserror"}, []),
+        ({"error_type": "OSErr"}, []),
+        ({"error_type": "crashed"}, [6]),
+        ({"error_type": "failed"}, []),
+        ({"error_type": "OSError", "worker": 7, "state": "completed"}, [5]),
+        ({"error_type": "ValueError", "worker": 8}, [4]),
+    ],
+    ids=str,
+)
+def test_a_search_by_worker_and_by_class_of_error(conn: Conn, asked: dict[str, Any], expected: list[int]) -> None:
+    """What runs or ended there, and what was tried there; a class in any attempt, whatever became of the job."""
+    now = datetime.now(UTC)
+    add(conn, id=1, state="running", worker_id=7, claim=1, started_at=now, attempt=1)
+    add(conn, id=2, state="completed", worker_id=7, finished_at=now)
+    dead(conn, id=3, worker_id=7)
+    note(conn, 3, 7, "failed", "OSError")
+    add(conn, id=4, state="scheduled", run_at=now + timedelta(hours=1), attempt=1)
+    note(conn, 4, 8, "failed", "ValueError")
+    add(conn, id=5, state="completed", worker_id=3, finished_at=now, attempt=2)
+    note(conn, 5, 7, "failed", "OSError")
+    add(conn, id=6)
+    note(conn, 6, 7, "crashed")
+    add(conn, id=7)
+    assert sorted((job.id for job in pgqueue.find(conn, **asked)), reverse=True) == expected
+
+
+@pytest.mark.promise("F158")
+def test_attempts_of_another_job_with_the_same_id_are_not_searched(conn: Conn) -> None:
+    id = add(conn)
+    note(conn, id, 7, "failed", "OSError")
+    conn.execute("UPDATE pgqueue.attempt SET enqueued_at = now() - interval '1 day'")
+    assert pgqueue.find(conn, worker=7) == pgqueue.find(conn, error_type="OSError") == []
+
+
+@pytest.mark.promise("F159")
+@pytest.mark.parametrize("key", ["u:7", "once"])
+@pytest.mark.parametrize("limit", [1, 2, 3, 50])
+def test_the_job_that_has_a_key_is_found_at_once_and_once(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch, key: str, limit: int
+) -> None:
+    """It lies behind the bound of a search. Pages behind the first one bring the others that fit, each once."""
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 20)
+    has = pgqueue.remote("keyed").using(unique="u:7", idempotency_key="once").enqueue(conn).id
+    fill(conn, 30)
+    others = [add(conn, lock_key=key) for _ in range(4)]
+    page = queries.search(conn, key=key, limit=limit)
+    found = [job.id for job in page.jobs]
+    assert found[0] == has and len(found) <= limit
+    while page.after is not None:
+        page = queries.search(conn, key=key, limit=limit, after=page.after)
+        found += [job.id for job in page.jobs]
+    assert found == [has, *reversed(others)]
+    assert pgqueue.find(conn, key=key, task="other") == pgqueue.find(conn, key=key, state="running") == []
+
+
+@pytest.mark.promise("F159")
+async def test_a_key_is_found_in_lists_in_the_order_of_a_time_too(
+    conn: Conn, aconn: psycopg.AsyncConnection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 5)
+    later = pgqueue.remote("keyed").using(unique="later", delay=9_000).enqueue(conn).id
+    ended = pgqueue.remote("keyed").using(idempotency_key="ended").enqueue(conn).id
+    [cancelled] = pgqueue.cancel(conn, ended)
+    assert cancelled.did == "cancelled"
+    shuffled(conn, 30)
+    conn.commit()
+    for limit in (1, 3):
+        for state, key, id in [("scheduled", "later", later), ("cancelled", "ended", ended)]:
+            page = await queries.asearch(aconn, state=state, key=key, limit=limit)
+            assert [job.id for job in page.jobs] == [id]
+            while page.after is not None:
+                page = await queries.asearch(aconn, state=state, key=key, limit=limit, after=page.after)
+                assert page.jobs == ()
+
+
 @pytest.mark.promise("F72")
 @pytest.mark.parametrize("limit", [3, 50])
 def test_a_search_goes_on_where_it_gave_up(conn: Conn, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
@@ -280,6 +375,9 @@ def everything(conn: Conn) -> list[queries.JobInfo]:
         ({"stat": "failed"}, r"no option stat \(did you mean state\?\)"),
         ({"since": datetime(2026, 12, 24)}, "since"),
         ({"until": "yesterday"}, "until"),
+        ({"worker": 0}, "give the id of a worker"),
+        ({"worker": "7"}, "give the id of a worker"),
+        ({"error_type": ValueError}, "error_type"),
         ({"after": 0}, "after"),
         ({"after": "7"}, "after"),
         ({"state": []}, "state"),

@@ -406,6 +406,30 @@ def test_jobs_are_filtered(full: Conn, dsn: str, arguments: list[str], number: i
     assert len(items(pgqueue("jobs", "--json", "--limit", "100", *arguments, dsn=dsn))) == number
 
 
+@pytest.mark.promise("F158")
+def test_jobs_of_a_worker_and_of_a_class_of_errors(conn: Conn, dsn: str) -> None:
+    for id, error_type in ((1, "OSError"), (2, "ValueError")):
+        conn.execute(
+            "INSERT INTO pgqueue.job (id, task, state, finished_at, reason, worker_id) "
+            "VALUES (%s, 't', 'failed', now(), 'error', %s)",
+            [id, 10 + id],
+        )
+        conn.execute(
+            "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, "
+            "error_type) VALUES (%s, 1, 10, now(), now(), 0, 'failed', %s)",
+            [id, error_type],
+        )
+    conn.commit()
+    for given, expected in {
+        ("--worker", "11"): [1],
+        ("--worker", "10"): [1, 2],
+        ("--error-type", "ValueError"): [2],
+        ("--error-type", "ValueError", "--worker", "11"): [],
+    }.items():
+        assert sorted(job["id"] for job in items(pgqueue("jobs", *given, "--json", dsn=dsn))) == expected
+    assert pgqueue("jobs", "1", "--worker", "11", dsn=dsn).returncode == 2
+
+
 def test_no_job_fits_is_said_on_stderr(dsn: str) -> None:
     done = pgqueue("jobs", "--state", "failed", dsn=dsn)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "No job fits.\n")

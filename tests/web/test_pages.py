@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from html.parser import HTMLParser
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,6 +23,7 @@ from workers import until, work
 
 import pgqueue
 from pgqueue import Cron, Limit, Rate
+from pgqueue.admin import depth as numbers
 from pgqueue.database import migrations
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import drain
@@ -116,6 +119,99 @@ async def test_a_failed_job_with_all_that_is_known_of_it(dsn: str, conn: psycopg
         assert item["changes"][0]["actor"] == "ada"
 
 
+@pytest.mark.promise("F160")
+async def test_the_page_of_a_job_leads_to_its_workers_and_successors(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    @pgqueue.task(name="web.receipt")
+    def receipt(order: int) -> None: ...
+
+    @pgqueue.task(name="web.order", retry=RetryPolicy(attempts=2, first=0))
+    def order(order: int) -> dict[str, int]:
+        job = pgqueue.current_job()
+        if job.attempt == 1:
+            raise ConnectionError("no route")
+        job.enqueue(receipt, order)
+        return {"cents": 990}
+
+    job = order.enqueue(conn, order=7)
+    drain(conn)
+    [[worker]] = conn.execute("SELECT DISTINCT worker_id FROM pgqueue.job_done").fetchall()
+    conn.commit()
+    async with reading(dsn) as browser:
+        [item] = await items(browser, f"/jobs/{job.id}")
+        [successor] = item["successors"]
+        assert (successor["task"], successor["state"], item["predecessor"]) == ("web.receipt", "completed", None)
+        shown = await page(browser, f"/jobs/{job.id}")
+        assert f"/jobs/{successor['id']}" in shown.links
+        for text in ("attempt 1 on worker", "ConnectionError: no route", "attempt 2 on worker", '"cents": 990'):
+            assert text in shown.text, text
+        to_worker = [link for link in shown.links if link.startswith(f"/jobs?worker={worker}&")]
+        assert len(to_worker) == 3, "the job's worker, that of the failed attempt, that of the last one"
+        assert {each["id"] for each in await items(browser, to_worker[0])} == {job.id, successor["id"]}
+        after = await page(browser, f"/jobs/{successor['id']}")
+        assert f"/jobs/{job.id}" in after.links and "Enqueued by" in after.text
+        [known] = await items(browser, f"/jobs/{successor['id']}")
+        assert (known["predecessor"], known["successors"]) == (job.id, [])
+
+
+@pytest.mark.promise("F161")
+async def test_schedules_are_said_in_words_with_their_next_times(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    add = pgqueue.schedules.add
+    add(conn, "berlin", Cron("0 9 * * *", tz="Europe/Berlin"), "report")
+    add(conn, "paused", Cron("*/15 * * * MON-FRI"), "report")
+    add(conn, "poll", pgqueue.Every("90m"), "feed")
+    add(conn, "wrong", Cron("0 9 * * *"), "report")
+    pgqueue.schedules.pause(conn, "paused")
+    conn.execute("UPDATE pgqueue.schedule SET line = 'at noon', refused = 'no cron line' WHERE name = 'wrong'")
+    for name, at in (("berlin", "2026-03-27 08:00+00"), ("poll", "2026-03-27 07:30+00")):  # clocks turn on the 29th
+        conn.execute("UPDATE pgqueue.schedule SET next_at = %s WHERE name = %s", [at, name])
+    conn.commit()
+    async with reading(dsn) as browser:
+        berlin, paused, poll, wrong = await items(browser, "/schedules")
+        assert berlin["words"] == "At 09:00 every day, Europe/Berlin"
+        assert [each["local"] for each in berlin["ticks"]] == [
+            "Fri 2026-03-27 09:00:00 CET",
+            "Sat 2026-03-28 09:00:00 CET",
+            "Sun 2026-03-29 09:00:00 CEST",
+        ]
+        assert [each["at"][11:] for each in berlin["ticks"]] == ["08:00:00+00:00", "08:00:00+00:00", "07:00:00+00:00"]
+        assert paused["words"].endswith("on Monday through Friday, UTC") and paused["ticks"] == []
+        assert poll["words"].startswith("Every 1 hour 30 minutes")
+        assert [each["local"][15:] for each in poll["ticks"]] == ["07:30:00 UTC", "09:00:00 UTC", "10:30:00 UTC"]
+        assert (wrong["words"], wrong["ticks"], wrong["state"]) == (None, [], "refused")
+        shown = (await page(browser, "/schedules")).text
+        for text in ("At 09:00 every day, Europe/Berlin", "0 9 * * *", "CEST = 2026-03-29 07:00:00 UTC", "at noon"):
+            assert text in shown, text
+
+
+@pytest.mark.promise("F162")
+async def test_the_overview_asks_once_for_the_numbers_and_names_the_oldest_job(
+    dsn: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, queue, enqueued_at) "
+        "SELECT 't', 'mail', now() - make_interval(mins => g) FROM generate_series(1, 3) AS g"
+    )
+    pgqueue.remote("t").using(queue="other").enqueue(conn)
+    conn.commit()
+    asked: list[str | None] = []
+    measured = numbers.measured
+
+    def counted(schema: str, queue: str | None = None) -> Any:
+        asked.append(queue)
+        return measured(schema, queue)
+
+    monkeypatch.setattr(numbers, "measured", counted)
+    async with reading(dsn) as browser:
+        found = (await browser.get("/", headers=JSON)).json()
+        assert asked == [None]
+        assert found["oldest"]["queue"] == "mail" and found["oldest"]["seconds"] >= 180
+        assert {each["state"]: each["jobs"]["n"] for each in found["items"]}["available"] == 4
+        assert {each["name"] for each in found["findings"]} == {"unserved"}, "the doctor has the same numbers"
+        shown = await page(browser, "/")
+        assert "The oldest job that could run has waited for 3 m" in shown.text
+        assert "/jobs?queue=mail&state=available" in shown.links
+
+
 @pytest.mark.promise("F140")
 async def test_a_job_that_is_not_there(dsn: str) -> None:
     async with reading(dsn) as browser:
@@ -160,10 +256,41 @@ async def test_filters_stand_in_the_url_and_pages_reach_the_last_job(dsn: str, c
         assert 'value="inner.n=4"' in (await browser.get("/jobs?arg=inner.n=4")).text
 
 
+@pytest.mark.promise("F158")
+async def test_workers_and_errors_lead_to_their_jobs(dsn: str, conn: psycopg.Connection[Any], failing: Any) -> None:
+    job = failing.enqueue(conn, order_id=7)
+    other = pgqueue.remote("web.other").enqueue(conn)
+    drain(conn)
+    conn.execute(
+        "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, first_at, last_at, count, job_ids) "
+        "VALUES ('f', 'default', 'web.fails', 'ValueError', now(), now(), 1, ARRAY[%s::bigint])",
+        [job.id],
+    )
+    [[worker]] = conn.execute("SELECT worker_id FROM pgqueue.attempt").fetchall()
+    conn.execute(
+        "INSERT INTO pgqueue.worker (id, lease, pid, concurrency, host, version_tag, queues, state) "
+        "OVERRIDING SYSTEM VALUE VALUES (%s, '15 s', 1, 1, 'host', '1', '{default}', 'running') ON CONFLICT DO NOTHING",
+        [worker],
+    )
+    conn.commit()
+    async with reading(dsn) as browser:
+        for path, filter in (("/workers", f"/jobs?worker={worker}&"), ("/errors", "/jobs?error_type=ValueError&")):
+            [link] = [link for link in (await page(browser, path)).links if link.startswith(filter)]
+            assert [each["id"] for each in await items(browser, link)] == [job.id], link
+        found = await page(browser, "/jobs?error_type=ValueError&worker=1")
+        assert f"/jobs/{other.id}" not in found.links
+        assert [each["id"] for each in await items(browser, "/jobs?error_type=Value")] == []
+    hidden = {"redact_with": lambda path, value: "-" if path[-1] == "error_type" else value}
+    async with reading(dsn, **hidden) as browser:
+        answer = await browser.get("/jobs?error_type=ValueError")
+        assert answer.status_code == 400 and "is redacted" in answer.text
+
+
 @pytest.mark.promise("F140")
 @pytest.mark.parametrize(
     "query",
-    ["state=odd", "limit=0", "limit=x", "after=-1", "id=x", "since=yesterday", "arg=x", "arg=.=1", "arg=a=1&arg=a.b=2",
+    ["worker=x", "worker=0",
+     "state=odd", "limit=0", "limit=x", "after=-1", "id=x", "since=yesterday", "arg=x", "arg=.=1", "arg=a=1&arg=a.b=2",
      "after=99999999999999999999", "after=x", "state=failed&after=7", "queue=%00", "x=" + "y" * 9_000],
 )  # fmt: skip
 async def test_a_wrong_filter_is_answered_in_our_words(dsn: str, query: str) -> None:
@@ -372,6 +499,66 @@ async def test_a_database_without_tables_and_one_that_is_not_there(
         answer = await browser.get("/queues", headers=JSON)
         assert answer.status_code == 503 and answer.json()["items"] == []
         assert "cannot be reached" in answer.json()["error"]["title"] and "hunter2" not in answer.text
+
+
+@pytest.mark.promise("F162")
+@pytest.mark.parametrize("path", ["/", "/queues"])
+async def test_a_database_that_is_away_is_named_at_once_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """One refuses. One does not answer: its kernel takes the connection, and nothing reads. No page waits a minute."""
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 60)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port, why in ((1, "refused"), (silent.getsockname()[1], "does not answer")):
+            began = monotonic()
+            async with reading(f"postgresql://app:hunter2@127.0.0.1:{port}/shop") as browser:
+                answer = await browser.get(path)
+            assert answer.status_code == 503 and monotonic() - began < 30
+            assert f"database shop at 127.0.0.1:{port}" in answer.text and why in answer.text, answer.text
+            assert "The database cannot be reached" in answer.text and "hunter2" not in answer.text
+
+
+@pytest.mark.promise("F162")
+async def test_connections_that_were_lost_while_they_were_idle_cost_no_page(
+    dsn: str, conn: psycopg.Connection[Any]
+) -> None:
+    async with reading(dsn) as browser:
+        await asyncio.gather(*(browser.get("/queues") for _ in range(8)))
+        lost = conn.execute(
+            "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE application_name = 'pgqueue web'"
+        ).fetchone()
+        assert lost is not None and lost[0] >= 1
+        answers = await asyncio.gather(*(browser.get("/queues") for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {200}
+
+
+@pytest.mark.promise("F162")
+async def test_a_request_waits_for_its_turn_while_others_have_all_connections(
+    dsn: str, conn: psycopg.Connection[Any], eyes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not try to connect: that would fail here, and says nothing of its turn."""
+
+    async def refused(dsn: str) -> None:
+        raise connections.Unreachable("asked although the database is there")
+
+    async with reading(dsn) as browser:
+        await browser.get("/queues")
+        monkeypatch.setattr(connections, "_reached", refused)
+        monkeypatch.setattr(connections, "STATEMENT_SECONDS", 60)
+        conn.execute("LOCK TABLE pgqueue.bulk IN ACCESS EXCLUSIVE MODE")
+        waiting = [asyncio.create_task(browser.get("/bulk")) for _ in range(connections.CONNECTIONS_MOST)]
+        held = (
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue web' AND wait_event_type = 'Lock'"
+        )
+
+        async def all_held() -> Any:
+            return eyes.one(held) == connections.CONNECTIONS_MOST
+
+        await until(all_held)
+        turn = asyncio.create_task(browser.get("/queues"))
+        assert not (await asyncio.wait({turn}, timeout=2 * connections.SILENCE_SECONDS))[0]
+        conn.rollback()
+        assert {(await each).status_code for each in (*waiting, turn)} == {200}
 
 
 async def test_nothing_is_written_and_no_connection_waits_in_a_transaction(dsn: str, eyes: Any) -> None:

@@ -15,6 +15,7 @@ from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, as_json, database
 from pgqueue.cli.tables import span, table, width
+from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plain_json, plain_lines
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Only with this argument; VALUE as JSON or text."
 )
+@click.option(
+    "--worker", metavar="ID", type=click.IntRange(1, HIGHEST_ID), help="Only what ran or runs on this worker."
+)
+@click.option("--error-type", metavar="NAME", help="Only with an attempt that failed with this exception.")
 @click.option("--error", metavar="TEXT", help="Only with this in the reason or in the error of an attempt.")
 @click.option("--since", type=Moment(ago=True), help="Only enqueued since then; 2h is two hours ago.")
 @click.option("--until", type=Moment(ago=True), help="Only enqueued before then.")
@@ -72,6 +77,8 @@ def command(
       pgqueue jobs --state failed --task mail.send
       pgqueue jobs --state retrying --queue mail
       pgqueue jobs --arg order_id=7 --since 2h
+      pgqueue jobs --worker 12 --state running
+      pgqueue jobs --error-type ConnectionError --state retrying
       pgqueue jobs 4711
       pgqueue jobs --json --limit 1000 | jq '.items[] | select(.attempt > 3)'
     """

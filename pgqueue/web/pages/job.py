@@ -1,4 +1,4 @@
-"""One job: what it is, its attempts in order, why it is where it is, and what was done to it by hand."""
+"""One job: what it is, its attempts in order, why it is where it is, what follows on it, and what was done by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.successors import asuccessors, predecessor, retried
 from pgqueue.admin.why.why import awhy
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
@@ -19,13 +20,22 @@ _FRAME = re.compile(r'^\s+File "')
 
 
 async def job(asked: Asked) -> Page:
-    """The job as the only item, with `why` and `changes`. Without such a job: what may have become of it, and 404."""
+    """The job as the only item, with `why`, `successors` and `changes`. Without such a job: what may have become of it,
+    and 404."""
     id = asked.id
     found = await asked.read(lambda conn: awhy(conn, id))
-    if found.job is None:
+    job = found.job
+    if job is None:
         raise Problem(404, f"There is no job {id}", " ".join(_sentence(reason.text) for reason in found.reasons))
     changes = await asked.read(lambda conn: aaudit(conn, job=id, limit=CHANGES_MOST))
-    item = plain(found.job) | {"why": plain(found.reasons), "changes": [_change(each) for each in changes]}
+    successors, _ = await asked.part(lambda conn: asuccessors(conn, job))
+    item = plain(job) | {
+        "why": plain(found.reasons),
+        "predecessor": predecessor(job),
+        "retried": retried(job),
+        "successors": plain(successors),
+        "changes": [_change(each) for each in changes],
+    }
     return Page("job.html", [item], {"at": found.at})
 
 

@@ -26,6 +26,8 @@ BULK = ("state", "queue", "task")
 """The filters that an operation on all jobs knows, too."""
 KEYS = ("key", "lock_key", "unique_key", "idempotency_key")
 """Where a job shows what the filter `key` looks for."""
+ERROR_TYPES = (("error_type",), ("attempts", "error_type"))
+"""Where a group of errors, and a job, show what the filter `error_type` looks for."""
 
 _AGO = re.compile(r"(\d{1,6})\s*([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -44,8 +46,8 @@ async def jobs(asked: Asked) -> Page:
 
 def _criteria(asked: Asked) -> Criteria:
     args = arguments(asked.values("arg"))
-    error = asked.value("error")
-    if refused := refused_filter(args, asked.value("key"), error, asked.redaction):
+    key, error_type, error = asked.value("key"), asked.value("error_type"), asked.value("error")
+    if refused := refused_filter(args, key, error, asked.redaction, error_type):
         raise Problem(400, "This cannot be asked", refused)
     limit = LIMIT if (limit := asked.number("limit")) is None else limit
     if not 1 <= limit <= LIMIT_MOST:
@@ -54,8 +56,10 @@ def _criteria(asked: Asked) -> Criteria:
         "state": asked.values("state") or None,
         "queue": asked.value("queue"),
         "task": asked.value("task"),
-        "key": asked.value("key"),
+        "key": key,
         "args": args,
+        "worker": asked.number("worker"),
+        "error_type": error_type,
         "error": error,
         "since": moment(asked.value("since"), "since"),
         "until": moment(asked.value("until"), "until"),
@@ -136,12 +140,23 @@ def _value(text: str) -> Any:
         return text
 
 
-def refused_filter(args: dict[str, Any] | None, key: str | None, error: str | None, redaction: Redaction) -> str | None:
-    """Why these filters are refused: they would find out what is redacted. None if they would not."""
+def refused_filter(
+    args: dict[str, Any] | None,
+    key: str | None,
+    error: str | None,
+    redaction: Redaction,
+    error_type: str | None = None,
+) -> str | None:
+    """Why these filters are refused: they would find out what is redacted. None if they would not.
+
+    The class of an error is a name from code, and is compared whole.
+    """
     if args is not None and redaction.hides(("args",), args):
         return "this argument is redacted, so jobs cannot be filtered by it"
     if key is not None and any(redaction.hides((name,), key) for name in KEYS):
         return "this key is redacted, so jobs cannot be filtered by it"
+    if error_type is not None and any(redaction.hides(path, error_type) for path in ERROR_TYPES):
+        return "this class of errors is redacted, so jobs cannot be filtered by it"
     if error is not None and redaction.active:
         return "errors cannot be searched while anything is redacted; the page of errors groups them"
     return None

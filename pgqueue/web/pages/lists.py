@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pgqueue.admin.depth import aqueues
 from pgqueue.admin.error_groups import aerror_groups
-from pgqueue.client.schedules import aschedules
+from pgqueue.client.schedules import ScheduleInfo, aschedules
+from pgqueue.errors import InvalidOption
+from pgqueue.jobs import cron
 from pgqueue.web.pages.jobs import moment
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.redaction import HIDDEN
 
 ERRORS_SHOWN = 100
+TICKS_SHOWN = 3
 
 
 async def queues(asked: Asked) -> Page:
@@ -18,8 +23,22 @@ async def queues(asked: Asked) -> Page:
 
 
 async def schedules(asked: Asked) -> Page:
-    """The schedules by name."""
-    return Page("schedules.html", plain(await asked.read(aschedules)))
+    """The schedules by name, each in words, with its next ticks."""
+    return Page("schedules.html", [_schedule(each) for each in await asked.read(aschedules)])
+
+
+def _schedule(info: ScheduleInfo) -> dict[str, Any]:
+    """Without words if the line or the zone cannot be read: then `refused` says why. Only an active schedule ticks."""
+    words, ticks = None, []
+    try:
+        when = cron.parse(info.line, info.tz, info.catch_up)
+        words = when.words
+        if info.state == "active" and info.next_at is not None:
+            ticks = cron.ticks(when, info.next_at, TICKS_SHOWN)
+        shown = [{"at": at, "local": cron.local(at, info.tz)} for at in ticks]
+    except InvalidOption:
+        shown = []
+    return dict(plain(info)) | {"words": words, "ticks": shown}
 
 
 async def errors(asked: Asked) -> Page:

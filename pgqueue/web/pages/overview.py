@@ -1,16 +1,19 @@
 """The first page: how many jobs there are, what is wrong, and what happened in the last hour.
 
-Its three parts are read in three transactions. If one of them takes too long, the page says so and shows the others.
+How many jobs there are is read once: the status and the doctor are both made of it. Each part is read in a transaction
+of its own. If one of them takes too long, the page says so and shows the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from pgqueue.admin.doctor import adoctor
+from pgqueue.admin.depth import Measured, QueueInfo, ameasured, queue_list
+from pgqueue.admin.doctor import adiagnosis
 from pgqueue.admin.history import HistoryRow, ahistory
-from pgqueue.admin.queries import astatus
+from pgqueue.admin.queries import astanding
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
@@ -19,21 +22,26 @@ SUMMED = ("started", "completed", "failed", "retried", "snoozed", "cancelled", "
 
 
 async def overview(asked: Asked) -> Page:
-    """The states with their numbers as items; findings, minutes and totals beside them."""
-    status, no_status = await asked.part(astatus)
-    diagnosis, no_diagnosis = await asked.part(adoctor)
+    """The states with their numbers as items; findings, the oldest jobs, minutes and totals beside them."""
+    numbers, no_numbers = await asked.part(ameasured)
+    known = numbers or _nothing()
+    status, no_status = await asked.part(lambda conn: astanding(conn, known))
+    diagnosis, no_diagnosis = await asked.part(lambda conn: adiagnosis(conn, known))
     history, no_history = await asked.part(lambda conn: ahistory(conn, by="all"))
-    problems = [no for no in (no_status, no_diagnosis, no_history) if no is not None]
+    problems = _distinct(no_numbers, no_status, no_diagnosis, no_history)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
-    states = [] if status is None else [{"state": name, "jobs": count} for name, count in status.states.items()]
-    about = None if status is None else {name: getattr(status, name) for name in _ABOUT}
+    states: list[Any] = []
+    if status is not None and numbers is not None:
+        states = [{"state": name, "jobs": count} for name, count in status.states.items()]
     return Page(
         "overview.html",
         plain(states),
         {
-            "about": about,
+            "about": None if status is None else {name: getattr(status, name) for name in _ABOUT},
             "live_workers": None if status is None else sum(worker.state != "dead" for worker in status.workers),
+            "oldest": _oldest(known, "oldest"),
+            "longest_blocked": _oldest(known, "longest_blocked"),
             "findings": plain(None if diagnosis is None else diagnosis.findings),
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
@@ -46,6 +54,21 @@ async def overview(asked: Asked) -> Page:
 _ABOUT = ("database", "schema", "version", "server_version", "at", "counted_at")
 
 
+def _nothing() -> Measured:
+    """What is known of the queues if they could not be read. No finding comes of it."""
+    now = datetime.now(UTC).timestamp()
+    return Measured(now, now, (), {}, {})
+
+
+def _oldest(found: Measured, name: str) -> dict[str, Any] | None:
+    """The queue in which a job has waited longest, and the seconds; None if no job waits so."""
+    waiting: list[QueueInfo] = [queue for queue in queue_list(found) if getattr(queue, name) is not None]
+    if not waiting:
+        return None
+    first = max(waiting, key=lambda queue: float(getattr(queue, name)))
+    return {"queue": first.name, "seconds": getattr(first, name)}
+
+
 def _minute(row: HistoryRow) -> dict[str, Any]:
     numbers = {name: getattr(row, name) for name in SUMMED}
     return {"at": row.at} | numbers | {"wait_p95": row.wait_quantile(0.95), "run_p95": row.run_quantile(0.95)}
@@ -53,6 +76,11 @@ def _minute(row: HistoryRow) -> dict[str, Any]:
 
 def _hour(rows: Sequence[HistoryRow]) -> dict[str, int]:
     return {name: sum(getattr(row, name) for row in rows) for name in SUMMED}
+
+
+def _distinct(*problems: Problem | None) -> list[Problem]:
+    """The problems, each text once: parts may have failed for the same reason."""
+    return list({problem.text: problem for problem in problems if problem is not None}.values())
 
 
 def _said(problem: Problem) -> dict[str, Any]:

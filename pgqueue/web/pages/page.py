@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from pgqueue.jobs.actors import acting
-from pgqueue.web.connections import Ask, Connections
+from pgqueue.web.connections import Ask, Connections, Unreachable
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import UNREAD, Redaction
 
@@ -72,9 +72,11 @@ class Asked:
             return await self.connections.change(ask)
 
     async def part(self, ask: Ask[T]) -> tuple[T | None, Problem | None]:
-        """The same for a part of a page: the other parts are shown although this one has failed."""
+        """The same for a part of a page: the other parts are shown although this one has failed. Raises Unreachable."""
         try:
             return await self.read(ask), None
+        except Unreachable:  # no other part could be read
+            raise
         except Exception as error:
             return None, problem_of(error)
 

@@ -1,0 +1,54 @@
+"""The successors of a job, and the job that it succeeds.
+
+A successor is enqueued by a handler with `job.enqueue`, and names its job in a header. Nothing has an index on that, so
+successors are looked for near the time at which the job ended (`sql/migrations/0036_successors.sql`). Called by the
+dashboard. It only reads, in the connection's own transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from pgqueue.admin.queries import JobInfo
+from pgqueue.config import config
+from pgqueue.database import drivers
+from pgqueue.database.statements import Statement, text
+from pgqueue.jobs.headers import PARENT, parent_of
+
+RETRY_OF = "retry_of"
+"""The header in which a job that runs a completed one again names that job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A job that another job has enqueued with its end."""
+
+    id: int
+    state: str
+    queue: str
+    task: str
+
+
+async def asuccessors(conn: object, job: JobInfo) -> tuple[Successor, ...]:
+    """The successors of a job that has completed, the first ones first: at most 100, and not those that were removed.
+
+    Those that are not near the end of the job by their ids are not found. A job that has not completed has none.
+    """
+    if job.state != "completed" or job.finished_at is None:
+        return ()
+    params = {"id": job.id, "ended": job.finished_at.isoformat()}
+    sql = text("successors_list", config().schema)
+    return await drivers.arun(
+        conn, Statement(sql, params, lambda rows: tuple(Successor(**each) for each in json.loads(rows[0][0])))
+    )
+
+
+def predecessor(job: JobInfo) -> int | None:
+    """The job that has enqueued this one with its end; None if there is none."""
+    return parent_of((job.headers or {}).get(PARENT))
+
+
+def retried(job: JobInfo) -> int | None:
+    """The completed job that this one runs again; None if there is none."""
+    return parent_of((job.headers or {}).get(RETRY_OF))
