@@ -35,6 +35,7 @@ ROUTES = (
     Route("job", "GET", "/jobs/{id}", READ, job.job),
     Route("queues", "GET", "/queues", READ, lists.queues),
     Route("limits", "GET", "/limits", READ, limits.limits),
+    Route("limit_jobs", "GET", "/limits/jobs", READ, limits.jobs),
     Route("schedules", "GET", "/schedules", READ, lists.schedules),
     Route("workers", "GET", "/workers", READ, workers.workers),
     Route("errors", "GET", "/errors", READ, lists.errors),

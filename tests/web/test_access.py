@@ -17,6 +17,7 @@ from dashboards import (
     dashboard_of,
     signed_in,
 )
+from workers import Eyes
 
 import pgqueue.web
 from pgqueue.errors import InvalidOption
@@ -53,6 +54,7 @@ STATUS = {
     "job": (303, 404, 404),
     "queues": (303, 200, 200),
     "limits": (303, 200, 200),
+    "limit_jobs": (303, 400, 400),
     "schedules": (303, 200, 200),
     "workers": (303, 200, 200),
     "errors": (303, 200, 200),
@@ -270,6 +272,30 @@ async def test_a_foreign_form_signs_nobody_in_or_out(dsn: str) -> None:
         assert (await browser.get("/jobs")).status_code == 200
         assert (await browser.post("/logout", headers={"origin": f"http://{HOST}"})).status_code == 303
         assert (await browser.get("/jobs")).status_code == 303
+
+
+@pytest.mark.promise("F135")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site", "origin": f"http://{HOST}"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {},
+    ],
+    ids=["cross-site", "same-site", "origin", "null", "neither"],
+)
+async def test_no_change_is_made_by_a_page_of_another_site(dsn: str, eyes: Eyes, headers: dict[str, str]) -> None:
+    """An operator is signed in, and each change is asked for by a form that would otherwise be answered."""
+    async with dashboard_of(dsn) as made, browsing(made) as browser:
+        assert (await signed_in(browser, OPERATOR_SECRET)).status_code == 303
+        for route in ROUTES:
+            if route.method == "POST":
+                form = {"queue": "default", "name": "x", "task": "a.b", "key": "k", "all": "1", "size": "2", "n": "2"}
+                answer = await browser.post(address(route), data=form, headers=headers)
+                assert answer.status_code == 403, route.name
+    assert eyes.all("TABLE pgqueue.audit") == eyes.all("TABLE pgqueue.job") == []
 
 
 @pytest.mark.promise("F135")

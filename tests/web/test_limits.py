@@ -112,6 +112,53 @@ async def test_the_page_has_what_the_rights_allow_and_links_to_holders_and_waite
     assert eyes.all("TABLE pgqueue.audit") == []
 
 
+@pytest.mark.promise("F148")
+async def test_the_jobs_of_a_limit_and_of_a_rate_are_listed_in_their_order(dsn: str, eyes: Eyes) -> None:
+    rows = [
+        # id, state, key, limit, rate, holds
+        (1, "running", None, "api", None, True),
+        (2, "available", None, "api", None, True),
+        (3, "scheduled", None, "api", None, True),
+        (4, "blocked", "rate:mail", "api", "mail", True),
+        (6, "blocked", "limit:api", "api", None, False),
+        (5, "blocked", "limit:api", "api", None, False),
+        (7, "blocked", "limit:api2", "api2", None, False),
+        (8, "blocked", "rate:mail:b", None, "mail:b", False),
+        (9, "blocked", "rate:mail:a", None, "mail:a", False),
+        (10, "blocked", "rate:mail2", None, "mail2", False),
+        (11, "available", None, "api", None, False),
+    ]
+    for id, state, key, limit, rate, holds in rows:
+        runs = (1, 1, "now") if state == "running" else (None, None, None)
+        eyes.do(
+            "INSERT INTO pgqueue.job (id, task, state, key, limit_key, rate_key, holds, worker_id, claim, started_at, "
+            "run_at) VALUES (%s, 'web.task', %s, %s, %s, %s, %s, %s, %s, %s::text::timestamptz, "
+            "CASE WHEN %s = 'scheduled' THEN now() + interval '1 hour' ELSE now() END)",
+            *(id, state, key, limit, rate, holds, *runs, state),
+        )
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('api', 4, now())")
+    async with reading(dsn) as browser:
+        assert 'href="/limits/jobs?limit=api"' in (await browser.get("/limits")).text
+        assert 'href="/limits/jobs?rate=mail"' in (await browser.get("/limits")).text
+        for query, holders, waiters in (
+            ("limit=api", [1, 2, 3, 4], [5, 6]),
+            ("limit=api2", [], [7]),
+            ("limit=ap", [], []),
+            ("rate=mail", [], [4, 9, 8]),
+            ("rate=mail2", [], [10]),
+        ):
+            page = await browser.get(f"/limits/jobs?{query}")
+            assert all(f'href="/jobs/{id}"' in page.text for id in (*holders, *waiters)), page.text
+            [item] = (await browser.get(f"/limits/jobs?{query}", headers={"accept": "application/json"})).json()[
+                "items"
+            ]
+            assert sorted(each["id"] for each in item["holders"]) == holders
+            assert [each["id"] for each in item["waiters"]] == waiters
+        for query in ("", "limit=a&rate=b", "limit=token:abcdef", "limit=%00"):
+            assert (await browser.get(f"/limits/jobs?{query}")).status_code == 400
+        assert "<script" not in (await browser.get("/limits/jobs", params={"limit": EVIL})).text
+
+
 @pytest.mark.promise("F148", "F138", "F139")
 async def test_names_are_escaped_and_a_redacted_key_has_no_button(dsn: str, eyes: Eyes) -> None:
     for id, key in ((1, EVIL), (2, "token:abcdef"), (3, "turned\u202e")):

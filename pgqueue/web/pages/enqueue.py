@@ -165,7 +165,12 @@ def _page(asked: Asked, task: Task[..., Any] | None, problem: Problem | None = N
 
 
 def _item(task: Task[..., Any]) -> dict[str, Any]:
-    return {"task": task.name, "queue": task.queue, "priority": task.priority, "takes": task.codec.takes()}
+    return {
+        "task": task.name,
+        "queue": task.queue,
+        "priority": task.priority,
+        "takes": task.codec.takes().removeprefix("it takes "),
+    }
 
 
 def _shown(field: Field) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from pgqueue.admin.limit_jobs import Kind, alimit_jobs
 from pgqueue.admin.limits import Pace, Setting, achange, achange_rate, alimits, arates
 from pgqueue.admin.locks import alocks, arelease
 from pgqueue.web.pages.page import Asked, Page, plain
@@ -28,6 +29,19 @@ async def limits(asked: Asked) -> Page:
         "shown_rates": _shown(asked, ("rates", "name"), (each.name for each in rates)),
     }
     return Page("limits.html", plain(locks), {"limits": plain(found), "rates": plain(rates)}, view)
+
+
+async def jobs(asked: Asked) -> Page:
+    """The jobs that have a limit, and the first that wait for a limit or a rate."""
+    limit, rate = asked.value("limit"), asked.value("rate")
+    if (limit is None) == (rate is None):
+        raise Problem(400, "This cannot be asked", "Name a limit or a rate, and not both.")
+    kind: Kind = "rate" if limit is None else "limit"
+    name = str(rate if limit is None else limit)
+    if asked.redaction.hides((f"{kind}s", "name"), name):
+        raise Problem(400, "This cannot be asked", "this name is redacted, so its jobs cannot be asked for")
+    found = await asked.read(lambda conn: alimit_jobs(conn, kind, name))
+    return Page("limit_jobs.html", [{"kind": kind, "name": name, **plain(found)}])
 
 
 async def set_limit(asked: Asked) -> Page:

@@ -1,0 +1,43 @@
+-- Which jobs have a limit, and which wait for a limit or a rate.
+
+-- name: limit_jobs_list
+-- Of this limit or rate (`kind` is one of the two words) as a JSON object: 100 `holders`, those that run longest first, and the first 100
+-- `waiters` by key and turn. A rate has no holders; of its keys the first 1,000 are looked at.
+WITH RECURSIVE walked (key, place) AS (
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= %(kind)s::text || ':' || %(name)s::text ORDER BY b.key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
+    FROM walked w
+    WHERE starts_with(w.key, %(kind)s::text || ':' || %(name)s::text)
+      AND w.place < CASE %(kind)s::text WHEN 'rate' THEN 1000 ELSE 1 END
+), waiting AS (
+    SELECT b.* FROM walked w CROSS JOIN LATERAL (
+        SELECT b.id, b.task, b.queue, b.key, b.rank, greatest(b.enqueued_at, b.run_at) AS since
+        FROM pgqueue.job_blocked b WHERE b.key = w.key AND NOT (b.holds AND %(kind)s::text = 'limit') ORDER BY b.rank, b.id LIMIT 100
+    ) AS b
+    WHERE w.key = %(kind)s::text || ':' || %(name)s::text
+       OR %(kind)s::text = 'rate' AND starts_with(w.key, 'rate:' || %(name)s::text || ':')
+    LIMIT 100
+), holding AS (
+    (SELECT id, task, queue, state, worker_id, started_at AS since FROM pgqueue.job_running
+     WHERE %(kind)s::text = 'limit' AND limit_key = %(name)s::text ORDER BY started_at LIMIT 100)
+    UNION ALL
+    (SELECT id, task, queue, state, NULL, NULL FROM pgqueue.job_available
+     WHERE %(kind)s::text = 'limit' AND limit_key = %(name)s::text AND holds LIMIT 100)
+    UNION ALL
+    (SELECT id, task, queue, state, NULL, NULL FROM pgqueue.job_scheduled
+     WHERE %(kind)s::text = 'limit' AND limit_key = %(name)s::text AND holds LIMIT 100)
+    UNION ALL
+    (SELECT id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked
+     WHERE %(kind)s::text = 'limit' AND limit_key = %(name)s::text AND holds AND (substr(key, 1, 5) = 'rate:') IS TRUE LIMIT 100)
+    LIMIT 100
+)
+SELECT json_build_object(
+    'holders', (SELECT coalesce(json_agg(json_build_object(
+        'id', h.id, 'task', h.task, 'queue', h.queue, 'state', h.state, 'worker', h.worker_id,
+        'process', w.host || ':' || w.pid, 'age', extract(epoch FROM pgqueue.now() - h.since)::float8)
+        ORDER BY h.since, h.id), '[]') FROM holding h LEFT JOIN pgqueue.worker w ON w.id = h.worker_id),
+    'waiters', (SELECT coalesce(json_agg(json_build_object(
+        'id', b.id, 'task', b.task, 'queue', b.queue, 'key', b.key,
+        'waited', extract(epoch FROM pgqueue.now() - b.since)::float8) ORDER BY b.key, b.rank, b.id), '[]') FROM waiting b)
+)::text;
