@@ -1,11 +1,11 @@
 """What an operator looks at in an incident: a long backlog, a snapshot that is held, and many dead rows before it.
 
-Measured: `status`, `queues`, `depth` of one queue and `doctor` on one open connection with the settings of a command,
-and `why` of jobs of several kinds, there and on a connection of an application, which has no settings of ours. The
-leader's measurement is made here as the leading worker makes it, and its duration is a figure, too: the first one,
-which starts every lane at its front, and a later one. At full size 1,000,000 jobs wait, and as many dead rows lie
-before them. `--scale 10` is the largest size that the goals speak of: 10,000,000 jobs wait, and the dead rows are still
-1,000,000. Filling takes some minutes then.
+Measured: `status`, `queues`, `depth` of one queue, `doctor` and the gauges of a scrape on one open connection with the
+settings of a command, and `why` of jobs of several kinds, there and on a connection of an application, which has no
+settings of ours. The leader's measurement is made here as the leading worker makes it, and its duration is a figure,
+too: the first one, which starts every lane at its front, and a later one. At full size 1,000,000 jobs wait, and as many
+dead rows lie before them. `--scale 10` is the largest size that the goals speak of: 10,000,000 jobs wait, and the dead
+rows are still 1,000,000. Filling takes some minutes then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from bench.run import Run
 from bench.track import FILL
 from pgqueue.admin import depth, doctor, queries
 from pgqueue.admin.why.why import why
+from pgqueue.database import steps
 from pgqueue.database.sessions import Link, Session
+from pgqueue.telemetry.gauges import gauges
 from pgqueue.worker.leader.depth import Depth
 
 WAITING = 1_000_000
@@ -39,6 +41,7 @@ LOOKS: dict[str, tuple[Callable[[Conn], object], float]] = {
     "depth of one queue": (lambda conn: depth.depth(conn, "mail"), 2.0),
     "status": (queries.status, 200.0),
     "doctor": (doctor.doctor, 1_000.0),
+    "gauges of a scrape": (lambda conn: steps.drive(conn, gauges("pgqueue"), {}), 20.0),
 }
 """What is looked at, and how many milliseconds it may take."""
 
@@ -58,7 +61,7 @@ SCHEDULE = """
 
 
 def eyes(run: Run) -> list[Figure]:
-    """`status`, `queues`, `depth`, `doctor` and `why` beside 1,000,000 jobs, as many dead rows and a held snapshot."""
+    """What operators and scrapes look at, beside 1,000,000 jobs, as many dead rows and a held snapshot."""
     times, jobs = max(TIMES, run.rounds), run.jobs(WAITING)
     dead = min(jobs, DEAD_MOST)
     with run.lab.database() as dsn:

@@ -7,9 +7,9 @@ because a handler blocks its loop, what it has said before is shown. Scrapes wit
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from prometheus_client import CollectorRegistry
@@ -27,6 +27,24 @@ Ask = Callable[[], "Future[Numbers]"]
 Read = Callable[[bool], Sequence[Sample]]
 
 
+def exposition(accept: str, numbers: Numbers | None, gauges: Iterable[Sample]) -> tuple[bytes, str]:
+    """What is exported of these, in the format that this Accept header prefers, and its content type."""
+    encode, kind = choose_encoder(accept)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(list(families(numbers, gauges))))
+    return encode(registry), kind
+
+
+@dataclass(frozen=True, eq=False)
+class _Collector:
+    """What a registry collects from."""
+
+    families: Sequence[Family]
+
+    def collect(self) -> Iterable[Family]:
+        return self.families
+
+
 class Scrape:
     """What is exported: the numbers that `ask` answers, and the gauges that `read` reads if they are the leader's.
 
@@ -35,13 +53,11 @@ class Scrape:
 
     def __init__(self, ask: Ask | None, read: Read) -> None:
         self._ask, self._read = ask, read
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
         self._turn = threading.Lock()
         self._numbers = None if ask is None else Numbers()
         self._gauges: Sequence[Sample] = ()
         self._at = -SAME_SECONDS
-        self._texts: dict[str, bytes] = {}
+        self._texts: dict[str, tuple[bytes, str]] = {}
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """The text for this Accept header, and its content type."""
@@ -50,14 +66,10 @@ class Scrape:
                 self._look()
                 self._at = monotonic()
                 self._texts.clear()
-            encode, kind = choose_encoder(accept)
+            _, kind = choose_encoder(accept)
             if kind not in self._texts:
-                self._texts[kind] = encode(self._registry)
-            return self._texts[kind], kind
-
-    def collect(self) -> Iterator[Family]:
-        """For the registry of prometheus_client."""
-        return families(self._numbers, self._gauges)
+                self._texts[kind] = exposition(accept, self._numbers, self._gauges)
+            return self._texts[kind]
 
     def _look(self) -> None:
         if self._ask is None:

@@ -33,6 +33,7 @@ from pgqueue.web.access import (
 )
 from pgqueue.web.connections import Connections
 from pgqueue.web.gate import COOKIE, Actor, Auth, Gate, Open, cookie_settings
+from pgqueue.web.metrics import Metrics
 from pgqueue.web.pages.changes import NOTICES
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem, problem_of
@@ -74,6 +75,7 @@ class Dashboard:
         self._redaction = redaction
         self._place = place
         self._connections = Connections()
+        self._metrics = Metrics(self._connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -214,6 +216,8 @@ class Dashboard:
             if found := rendering.file(visit.parts["file"]):
                 return found
             raise _not_found()
+        if route.name == "metrics":
+            return await self._metrics.answer(request.headers.get("accept", ""))
         if route.name == "sign_out":
             response = _redirect(visit, "/login" if self._gate.has_login else "/")
             response.delete_cookie(**{**cookie_settings(visit.visitor, visit.root, self._place.public_url)})

@@ -16,7 +16,7 @@ PageFunction = Callable[[Asked], Awaitable[Page]]
 @dataclass(frozen=True, slots=True)
 class Route:
     """A method and a path. `needs` is `read`, an action of access.py, or nothing. `page` is None for what
-    `dashboard.py` does itself: sign in, sign out, files."""
+    `dashboard.py` does itself: sign in, sign out, files, metrics."""
 
     name: str
     method: str
@@ -30,6 +30,7 @@ ROUTES = (
     Route("login", "GET", "/login", NOTHING),
     Route("sign_in", "POST", "/login", NOTHING),
     Route("sign_out", "POST", "/logout", NOTHING),
+    Route("metrics", "GET", "/metrics"),
     Route("overview", "GET", "/", READ, overview.overview),
     Route("jobs", "GET", "/jobs", READ, jobs.jobs),
     Route("job", "GET", "/jobs/{id}", READ, job.job),

@@ -49,6 +49,7 @@ STATUS = {
     "login": (200, 200, 200),
     "sign_in": (401, 401, 401),  # the form is sent without a secret
     "sign_out": (401, 303, 303),
+    "metrics": (303, 200, 200),
     "overview": (303, 200, 200),
     "jobs": (303, 200, 200),
     "job": (303, 404, 404),

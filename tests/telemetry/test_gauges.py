@@ -1,0 +1,176 @@
+"""The gauges of the database: whose they are, what they say, and that reading them never measures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from roles import Role, role
+from workers import until, work
+
+import pgqueue
+from pgqueue.admin import depth
+from pgqueue.client.tasks import task
+from pgqueue.database import steps
+from pgqueue.database.grants import Kind
+from pgqueue.database.sessions import Link, Session
+from pgqueue.telemetry import gauges as gauges_module
+from pgqueue.telemetry.gauges import OTHER_QUEUES, QUEUES_MOST, Reader, gauges
+from pgqueue.telemetry.scrape import Scrape
+from pgqueue.worker.leader.depth import Depth
+
+__all__ = ["role"]
+
+Conn = psycopg.Connection[Any]
+Read = dict[tuple[str, tuple[str, ...]], float]
+
+
+def read(conn: Conn) -> Read:
+    """By name and values of the labels, what the gauges say; a series that is there twice fails."""
+    samples = steps.drive(conn, gauges("pgqueue"), {})
+    found = {(name, tuple(labels.values())): value for name, labels, value in samples}
+    assert len(found) == len(samples)
+    return found
+
+
+@pytest.fixture
+def reader(dsn: str) -> Iterator[Reader]:
+    pgqueue.configure(dsn=dsn)
+    made = Reader()
+    yield made
+    made.close()
+
+
+@task(name="gauge.noop")
+async def noop() -> None: ...
+
+
+# What they say -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F168")
+def test_jobs_are_shown_by_queue_state_and_reason(conn: Conn) -> None:
+    conn.execute("""
+        INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state)
+        SELECT '15 s', n, 1, 'h', '1', '{mail}', '{t}', state
+        FROM unnest('{running,quiet}'::text[]) WITH ORDINALITY AS s (state, n)
+    """)
+    conn.execute("INSERT INTO pgqueue.job (task, queue) SELECT 't', 'mail' FROM generate_series(1, 3)")
+    conn.execute("INSERT INTO pgqueue.job (task, queue) VALUES ('unknown.one', 'mail')")
+    conn.execute(
+        "INSERT INTO pgqueue.job_scheduled (state, task, queue, run_at) "
+        "VALUES ('scheduled', 't', 'mail', now() + interval '1 hour')"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job_blocked (state, task, queue, lock_key, key) "
+        "SELECT 'blocked', 't', 'mail', 'order:7', 'lock:order:7' FROM generate_series(1, 2)"
+    )
+    found = read(conn)
+    states = {state: found["pgqueue_depth", ("mail", state)] for state in gauges_module.STATES}
+    assert states == {"available": 4, "scheduled": 1, "blocked": 2, "running": 0}
+    assert found["pgqueue_blocked", ("lock",)] == 2 and found["pgqueue_blocked", ("rate",)] == 0
+    assert found["pgqueue_unknown_tasks", ()] == 1
+    assert found["pgqueue_workers_alive", ()] == 1  # one is quiet
+    assert 0.0 <= found["pgqueue_oldest_eligible_seconds", ("mail",)] < 60.0
+    assert found["pgqueue_longest_blocked_seconds", ("mail",)] == 0.0
+    assert 0.0 <= found["pgqueue_notify_queue_ratio", ()] < 0.5
+    assert {name for name, _ in found if name.startswith("pgqueue_outbox")} == set()
+
+
+@pytest.mark.promise("F168")
+def test_the_oldest_snapshot_and_the_outboxes_are_shown(dsn: str, conn: Conn) -> None:
+    with psycopg.connect(dsn) as holder:
+        holder.execute("SELECT pg_current_xact_id()")
+        conn.execute("SELECT pg_sleep(0.05)")
+        conn.commit()
+        assert read(conn)["pgqueue_oldest_snapshot_seconds", ()] >= 0.05
+    conn.rollback()
+    conn.execute("""
+        INSERT INTO pgqueue.relay_fence (source, name, epoch, waiting, oldest, refused, reported_at)
+        VALUES (gen_random_uuid(), 'app@h/shop', 1, 7, 3.5, 0, now() - interval '20 s'),
+               (gen_random_uuid(), 'app@h/shop', 1, 0, NULL, 0, now() - interval '20 s')
+    """)
+    found = read(conn)
+    lags = {round(value) for (name, _), value in found.items() if name == "pgqueue_outbox_lag_seconds"}
+    assert lags == {0, 24} or lags == {0, 23}
+    assert sorted(value for (name, _), value in found.items() if name == "pgqueue_outbox_waiting") == [0, 7]
+
+
+@pytest.mark.promise("F168")
+def test_beyond_200_queues_the_rest_is_one(conn: Conn) -> None:
+    conn.execute("INSERT INTO pgqueue.job (task, queue) SELECT 't', 'q' || n FROM generate_series(1, 250) AS n")
+    conn.execute("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'q250')")
+    found = read(conn)
+    queues = {labels[0] for name, labels in found if name == "pgqueue_depth"}
+    assert len(queues) == QUEUES_MOST + 1 and {"q250", OTHER_QUEUES} <= queues
+    assert found["pgqueue_depth", (OTHER_QUEUES, "available")] == 50
+
+
+@pytest.mark.promise("F168")
+async def test_a_large_queue_is_told_as_it_was_measured_and_never_measured_here(dsn: str, conn: Conn) -> None:
+    conn.execute("INSERT INTO pgqueue.job (task, queue) SELECT 't', 'mail' FROM generate_series(1, 20000)")
+    conn.commit()
+    assert ("pgqueue_workers_alive", ()) in read(conn)
+    assert [name for name, _ in read(conn) if name in ("pgqueue_depth", "pgqueue_blocked")] == []
+    session = Session(Link(dsn, "pgqueue"), "fetch")
+    await Depth(session, session, leads=lambda: True).measure()
+    await session.close()
+    conn.rollback()
+    found = read(conn)
+    assert found["pgqueue_depth", ("mail", "available")] >= 10_000
+    assert 0.0 <= found["pgqueue_depth_age_seconds", ()] < 60.0
+    conn.execute("UPDATE pgqueue.depth SET at = at - interval '1 hour', next_at = next_at - interval '1 hour'")
+    assert [name for name, _ in read(conn) if name in ("pgqueue_depth", "pgqueue_blocked")] == []
+    assert depth.queues(conn) != []  # who may measure does
+
+
+@pytest.mark.promise("F168")
+@pytest.mark.parametrize("kind", ["work", "read"])
+def test_a_role_that_works_or_reads_may_read_them(role: Role, kind: Kind) -> None:
+    with psycopg.connect(role(kind)) as mine:
+        found = read(mine)
+    assert ("pgqueue_workers_alive", ()) in found and ("pgqueue_depth_age_seconds", ()) in found
+
+
+# Whose they are ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F167")
+async def test_only_the_worker_that_leads_shows_them_and_drops_them_with_the_lead(
+    dsn: str, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.telemetry.scrape.SAME_SECONDS", 0.0)
+
+    async def shows(scrape: Scrape) -> bool:
+        text, _ = await asyncio.to_thread(scrape.text, "")
+        return b"pgqueue_workers_alive" in text
+
+    async with work(dsn, noop) as first:
+        await until(lambda: first.services.election.leads())
+        async with work(dsn, noop) as second:
+            scrapes = [Scrape(worker.ask_numbers, reader.read) for worker in (first, second)]
+            assert [await shows(scrape) for scrape in scrapes] == [True, False]
+            first.services.election.leave()  # its session has ended, and with it the lock
+            assert not await shows(scrapes[0])
+    assert not await shows(scrapes[0])
+
+
+@pytest.mark.promise("F167")
+def test_without_an_answer_of_the_database_there_are_none_and_it_is_said_once(
+    reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reader.read() and reader.read(False) == ()
+    pgqueue.configure(dsn="host=/nowhere password=secret")
+    assert (reader.read(), reader.read()) == ((), ())
+    [record] = caplog.records
+    assert "gauges of the database are left out" in record.getMessage() and "secret" not in record.getMessage()
+
+
+@pytest.mark.promise("F167")
+def test_two_do_not_read_at_once(reader: Reader) -> None:
+    with reader._reading:
+        assert reader.read() == ()
+    assert reader.read()
