@@ -106,6 +106,7 @@ class Job:
         "queue",
         "ran",
         "rank",
+        "session_lost",
         "start_by",
         "started",
         "successors",
@@ -143,6 +144,8 @@ class Job:
         """The outcome that the job's own transaction has written; set when that transaction was committed."""
         self.written = False
         """Whether the handler has ended the job in its own transaction. Only the database knows if that committed."""
+        self.session_lost = False
+        """Whether the session of the attempt's own transaction ended before a COMMIT: nothing of it was kept."""
         self.successors: list[NewJob[Any]] | None = None
         """The jobs it has enqueued, to be written with its completion."""
 

@@ -4,3 +4,12 @@
 -- After a COMMIT without an answer: end that session of our own, so that its transaction comes to its end. Answers how many.
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE pid = %(pid)s::integer AND backend_start = %(backend_start)s::text::timestamptz;
+
+-- name: transactions_too_long
+-- After a COMMIT without an answer: a row if a timeout of the server may have ended that session, for its transaction was
+-- `lasted` milliseconds old. The end of a session does not say why where the driver sees it. `transaction_timeout` is of
+-- PostgreSQL 17.
+SELECT FROM pg_settings
+WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+  AND setting::bigint BETWEEN 1 AND %(lasted)s::bigint
+LIMIT 1;

@@ -520,8 +520,20 @@ def measure(fault: Fault) -> Verdict:
             verdict = replace(verdict, pause=math.inf)
         if not verdict.clean:
             print(f"{fault.name}: {verdict}", verdict.lost, verdict.doubled, verdict.overlaps, sep="\n  ")
+            print(*_stories(stage, verdict.lost), sep="\n  ")
             print(stage.written())
         return verdict
+
+
+def _stories(stage: Stage, keys: list[int]) -> list[tuple[object, ...]]:
+    """What the database says of the jobs with these keys: the state, and each attempt."""
+    with psycopg.connect(stage.dsn) as conn:
+        return conn.execute(
+            "SELECT j.args ->> 'key', j.id, j.state, j.attempt, a.attempt, a.outcome, a.error_type, a.message"
+            " FROM pgqueue.job AS j LEFT JOIN pgqueue.attempt AS a ON a.job_id = j.id"
+            " WHERE (j.args ->> 'key')::bigint = ANY(%s) ORDER BY j.id, a.finished_at",
+            (keys,),
+        ).fetchall()
 
 
 def _goes_on(stage: Stage) -> bool:

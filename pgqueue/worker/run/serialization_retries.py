@@ -1,5 +1,6 @@
 """Runs a job again, in the same slot and soon, if the database aborted it: a deadlock, a serialization failure, a lock
-timeout. Such an abort is no failure of the handler, so it spends no attempt.
+timeout, or the end of the session that its own transaction was in. Such an abort is no failure of the handler, so it
+spends no attempt.
 
 Called by the executor with the exception of a handler, in its exception path only; a thread asks through the loop.
 Every abort is a row in `attempt`, appended by one statement that also reads the fence. So the ten aborts of a job are
@@ -38,15 +39,27 @@ ROOM_SECONDS = 1.0
 """How long a job waits for room in the NOTIFY queue before it runs again, at least."""
 # deadlock_detected, serialization_failure, lock_not_available
 STATES = frozenset({"40P01", "40001", "55P03"})
+# admin_shutdown, crash_shutdown, cannot_connect_now; not those of timeouts (25P03, 25P04): there the handler was slow
+ENDED = frozenset({"57P01", "57P02", "57P03"})
 WRAPPERS_MOST = 8
 
 
-def aborted(retry: RetryPolicy, error: BaseException) -> bool:
+def aborted(retry: RetryPolicy, error: BaseException, session_lost: bool = False) -> bool:
     """Whether this is an abort to be retried in place. Requests of the handler, `fail_on` and a retry function come
-    first."""
+    first.
+
+    If the session of the job's own transaction is lost, its writes are undone, whatever the handler made of the error.
+    """
     if retry.function is not None or isinstance(error, (Snooze, Retry, Cancel, Fail, *retry.fail_on)):
         return False
+    if session_lost and isinstance(error, Exception) and _ended(sqlstate(error)):
+        return True
     return all(sqlstate(each) in STATES for each in leaves(error))
+
+
+def _ended(state: str | None) -> bool:
+    """Whether an error with this SQLSTATE can be what the end of a session looks like. Most drivers then have none."""
+    return state is None or state in ENDED or state.startswith("08")
 
 
 def unheard(error: BaseException) -> Retried | None:
@@ -123,7 +136,7 @@ class SerializationRetries:
         if before >= ABORTS_MOST:
             return given(job, retry, error, raised=True)
         message = "job %d (%s) was aborted by the database (%s) and runs again"
-        log.info(message, job.id, job.task, sqlstate(error), extra=fields(job))
+        log.info(message, job.id, job.task, sqlstate(error) or "its session is lost", extra=fields(job))
         if self._closed or await within(left.wait(), pause(before + 1)):
             return RELEASED
         self.retried += 1

@@ -17,7 +17,8 @@ Why the effect happens once:
 5. A COMMIT without an answer is settled by locking the row on a new connection, which waits for the old transaction to
    end (`in_doubt`).
 6. If the row is gone, the old transaction was committed, and history says so; or the job was given to another worker.
-7. If the row is there, the old transaction was not committed and never will be. The attempt has failed like any other.
+7. If the row is there, the old transaction was not committed and never will be. The job runs again, as after any abort
+   by the database (`serialization_retries`), or the attempt has failed like any other.
 8. Until that is known the run is not over. So no other outcome is written.
 
 One attempt may have several transactions, one after another: `keep` commits what was written so far, and the job goes
@@ -129,11 +130,23 @@ class Commit:
         fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._worker_id}
         return Statement(text(name, self._around.outcome_sql.schema), fence | params, list)
 
-    def check(self) -> None:
-        """Raise if the handler ended the transaction itself."""
+    def raised(self) -> None:
+        """The handler has raised, or its COMMIT has. Raise if it ended the transaction itself; note a lost session.
+
+        If the transaction was begun and its session ended from outside, nothing of it was kept. A handler that closed
+        its connection itself has not lost it.
+        """
         conn = self.conn
-        if conn is not None and not self._committing and not conn.closed:
+        if conn is None or self._committing or self.over:
+            return
+        if conn.broken:
+            self._lose()
+        elif not conn.closed:
             self.check_open(conn)
+
+    def _lose(self) -> None:
+        """The session has ended, and nothing of the transaction was kept. An iteration's may be one of many."""
+        self._job.session_lost = not self.for_iteration
 
     def check_open(self, conn: Any) -> None:
         """Raise if there is no transaction any more that could be committed with the end."""
@@ -278,10 +291,14 @@ class Commit:
         )
         pid, backend_start = self._around.pool.identity(conn) or (None, None)
         end = self.statement("transactions_end_session", pid=pid, backend_start=backend_start)
-        questions = [end, self.statement("complete_mine"), done]
+        lasted = round(1000 * (monotonic() - self._began))
+        too_long = self.statement("transactions_too_long", lasted=lasted)
+        questions = [end, self.statement("complete_mine"), done, too_long]
         with self._side.kept(conn):  # the run cannot be stopped now: its questions must not wait for other jobs
             await self.undo()  # its room in the pool is needed to ask
-            _, mine, was_done = await settle(error, self._side, questions)
+            _, mine, was_done, was_too_long = await settle(error, self._side, questions)
+        if mine and not was_done and not was_too_long:
+            self._lose()
         return mine, was_done
 
     async def _undo(self, conn: Any, session: Any = None, committed: bool = False, began: float | None = None) -> None:

@@ -168,7 +168,7 @@ class Transactional:
                     try:
                         return work.end(task.retry, call(*args, **kwargs))
                     except Exception:
-                        work.commit.check()  # what was committed already must not be done again
+                        work.commit.raised()  # what was committed already must not be done again
                         raise
                     finally:
                         work.finish()
@@ -189,7 +189,7 @@ class Transactional:
             try:
                 return await work.end(task.retry, await call(*args, **kwargs))
             except Exception:
-                work.commit.check()
+                work.commit.raised()
                 raise
             finally:
                 try:

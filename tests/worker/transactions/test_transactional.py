@@ -327,7 +327,7 @@ async def test_a_commit_whose_answer_is_lost_is_settled(
         await until(lambda: not worker.state.held)
         assert worker.services.completer.fenced == 0
     assert balances(accounts) == [50, 250, 50]
-    assert outcomes(accounts) == ([] if committed else ["failed"])
+    assert outcomes(accounts) == ([] if committed else ["aborted"])
 
 
 @pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
