@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from pgqueue.client import schedules
     from pgqueue.client.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
     from pgqueue.client.handle import JobHandle, aresult, result
+    from pgqueue.client.job_outcome import JobOutcome
     from pgqueue.client.lifespan import lifespan
-    from pgqueue.client.middleware import JobOutcome, middleware, on_finish, on_start
+    from pgqueue.client.middleware import middleware, on_finish, on_start
     from pgqueue.client.outbox import Outbox
     from pgqueue.client.tasks import Task, remote, task
     from pgqueue.config import configure
@@ -210,7 +211,8 @@ _PLACES = {
     "SchemaBehind SchemaMissing SchemaTooNew UnsupportedConnection",
     "client.handle": "JobHandle aresult result",
     "client.outbox": "Outbox",
-    "client.middleware": "JobOutcome middleware on_finish on_start",
+    "client.job_outcome": "JobOutcome",
+    "client.middleware": "middleware on_finish on_start",
     "jobs.actors": "acting",
     "jobs.job": "Job NewJob current_job",
     "client.lifespan": "lifespan",

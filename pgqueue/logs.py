@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +15,9 @@ from pgqueue.plain_text import plain_lines
 
 # The attributes every record has. All others came with `extra=` and are written as fields.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+trace_ids: Callable[[], Mapping[str, str]] | None = None
+"""Set by `pgqueue.telemetry.otel`: `trace_id` and `span_id` of the span that is current where a line is logged."""
 
 
 class Text(logging.Formatter):
@@ -36,6 +40,8 @@ class Text(logging.Formatter):
 class Json(logging.Formatter):
     """One JSON object on one line of ASCII: time, level, logger, message, the extras, the traceback as `exception`.
 
+    While `pgqueue.telemetry.otel` traces, `trace_id` and `span_id` are among the extras, if there is a span.
+
     The JSON is always valid: values that JSON lacks (NaN, an object, half a surrogate pair) become text. If an extra
     has one of our own names, a `_` is added to it.
     """
@@ -52,6 +58,8 @@ class Json(logging.Formatter):
         if record.stack_info:
             line["stack"] = record.stack_info
         extras = {name: value for name, value in vars(record).items() if name not in _COMMON}
+        if trace_ids is not None and "trace_id" not in extras:
+            extras |= trace_ids()
         line |= {f"{name}_" if name in line else name: value for name, value in extras.items()}
         try:
             return _dump(line)

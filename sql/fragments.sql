@@ -8,9 +8,13 @@
 -- What a job needs before it may run.
 lock_key, lock_limit, on_locked, limit_key, rate_key
 
+-- name: beside_headers
+-- What stays with a job for good, beside its id and its headers: to these a retry may add one. Every partition has these columns.
+queue, priority, task, args, enqueued_at, {{keys}}, unique_key, idempotency_key
+
 -- name: beside_id
 -- What stays with a job for good, beside its id. Every partition has these columns.
-queue, priority, task, args, headers, enqueued_at, {{keys}}, unique_key, idempotency_key
+headers, {{beside_headers}}
 
 -- name: lasting
 -- What stays with a job for good, unless its id was given twice (see `resolve_doubles`). Every partition has these columns.

@@ -25,6 +25,7 @@ from pgqueue.client.job_parameters import (
     plain_values,
     values,
 )
+from pgqueue.client.observers import Sending, observers, sent
 from pgqueue.client.registry import declared_tasks
 from pgqueue.config import client
 from pgqueue.database import drivers
@@ -60,9 +61,12 @@ def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[
             pgqueue.enqueue(conn, send_receipt, order_id=7)
     """
     new = _new_job(conn, task, args, kwargs)
-    if outbox.staged(conn):
-        return outbox.stage(conn, [new])[0]
-    return drivers.run(conn, _one(new)) if new.keys is None else unique_enqueue.enqueue(conn, [new])[0]
+    if not observers:
+        return _send(conn, new)
+    sending = Sending([new])
+    with sent(sending):
+        sending.handles = [_send(conn, sending.jobs[0])]
+    return sending.handles[0]
 
 
 @overload
@@ -73,11 +77,12 @@ async def aenqueue(conn: object, task: str, /, **kwargs: Any) -> JobHandle[Any]:
 async def aenqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """`enqueue` for async connections."""
     new = _new_job(conn, task, args, kwargs)
-    if outbox.staged(conn):
-        return (await outbox.astage(conn, [new]))[0]
-    if new.keys is None:
-        return await drivers.arun(conn, _one(new))
-    return (await unique_enqueue.aenqueue(conn, [new]))[0]
+    if not observers:
+        return await _asend(conn, new)
+    sending = Sending([new])
+    with sent(sending):
+        sending.handles = [await _asend(conn, sending.jobs[0])]
+    return sending.handles[0]
 
 
 @needs_arguments(2, MANY)
@@ -92,6 +97,44 @@ def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle
     on_duplicate="raise" is found after the others are inserted: roll back if they are not wanted.
     """
     batch = _checked(jobs)
+    if not observers or not batch:
+        return _send_many(conn, batch)
+    sending = Sending(batch, batch=True)
+    with sent(sending):
+        sending.handles = handles = _send_many(conn, sending.jobs)
+    return handles
+
+
+@needs_arguments(2, MANY)
+async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
+    """`enqueue_many` for async connections."""
+    batch = _checked(jobs)
+    if not observers or not batch:
+        return await _asend_many(conn, batch)
+    sending = Sending(batch, batch=True)
+    with sent(sending):
+        sending.handles = handles = await _asend_many(conn, sending.jobs)
+    return handles
+
+
+# By which way --------------------------------------------------------------------------------------------------------
+
+
+def _send(conn: object, new: NewJob[Any]) -> JobHandle[Any]:
+    if outbox.staged(conn):
+        return outbox.stage(conn, [new])[0]
+    return drivers.run(conn, _one(new)) if new.keys is None else unique_enqueue.enqueue(conn, [new])[0]
+
+
+async def _asend(conn: object, new: NewJob[Any]) -> JobHandle[Any]:
+    if outbox.staged(conn):
+        return (await outbox.astage(conn, [new]))[0]
+    if new.keys is None:
+        return await drivers.arun(conn, _one(new))
+    return (await unique_enqueue.aenqueue(conn, [new]))[0]
+
+
+def _send_many(conn: object, batch: list[NewJob[Any]]) -> list[JobHandle[Any]]:
     if batch and outbox.staged(conn):
         return outbox.stage(conn, batch)
     if has_keys(batch):
@@ -99,10 +142,7 @@ def enqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle
     return drivers.run(conn, _many(batch)) if batch else []
 
 
-@needs_arguments(2, MANY)
-async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[JobHandle[Any]]:
-    """`enqueue_many` for async connections."""
-    batch = _checked(jobs)
+async def _asend_many(conn: object, batch: list[NewJob[Any]]) -> list[JobHandle[Any]]:
     if batch and outbox.staged(conn):
         return await outbox.astage(conn, batch)
     if has_keys(batch):

@@ -16,33 +16,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
+from pgqueue.client.job_outcome import JobOutcome
+from pgqueue.client.observers import Observer, Watched, observers, tell
 from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.job import Job, current_job, fields
-from pgqueue.jobs.outcomes import (
-    ASKS,
-    NEVER_RUN,
-    WRITTEN,
-    Cancelled,
-    Completed,
-    Failed,
-    Handed,
-    Outcome,
-    Problem,
-    Released,
-    Retried,
-    Written,
-    written_in,
-)
+from pgqueue.jobs.outcomes import ASKS, NEVER_RUN, WRITTEN, Outcome, written_in
 from pgqueue.options import checks_options
 
 log = logging.getLogger("pgqueue")
 
 
 OnStart = Callable[[Job], None]
-OnFinish = Callable[[Job, "JobOutcome"], None]
+OnFinish = Callable[[Job, JobOutcome], None]
 Middleware = Callable[[Job, Callable[[], Any]], Any]
 Finish = Callable[[Job, Outcome], None]
 Handler = Callable[..., Any]
@@ -52,57 +40,6 @@ S = TypeVar("S", bound=OnStart)
 F = TypeVar("F", bound=OnFinish)
 M = TypeVar("M", bound=Middleware)
 Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-# From the outcome in an attempt's row to the reason in a JobOutcome.
-_REASONS = {"failed": "error", "retried": "error"}
-
-
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
-    """What became of one attempt of a job, for `@on_finish`.
-
-    `name` is one of these:
-    - `completed`
-    - `retried`: another attempt follows in `delay` seconds.
-    - `snoozed`: the same, but this attempt is not spent.
-    - `failed`: for good.
-    - `cancelled`
-    - `released`: given back unfinished by a worker that stops.
-
-    If the attempt failed, for good or not, `reason` is `error`, `timeout` or another word of `pgqueue jobs`. If the job
-    was cancelled, it is the text that was given. `seconds` is how long the attempt ran.
-
-    >>> JobOutcome("retried", 0.25, reason="error", error_type="KeyError", error="'sku'", delay=7.5).name
-    'retried'
-    """
-
-    name: Literal["completed", "retried", "snoozed", "failed", "cancelled", "released"]
-    seconds: float
-    reason: str | None = None
-    error_type: str | None = None
-    error: str | None = None
-    delay: float | None = None
-
-    @classmethod
-    def of(cls, outcome: Outcome, seconds: float) -> JobOutcome:
-        """The public form of an outcome."""
-        match outcome:
-            case Completed() | Written() | Handed():
-                return cls("completed", seconds)
-            case Released(Problem() as problem):
-                return cls("released", seconds, problem.outcome, problem.error_type, problem.message)
-            case Released():
-                return cls("released", seconds)
-            case Cancelled(reason):
-                return cls("cancelled", seconds, reason)
-            case Retried(delay, _, _, True):
-                return cls("snoozed", seconds, delay=delay)
-            case Failed(reason, problem):
-                return cls("failed", seconds, reason, problem.error_type, problem.message)
-            case Retried(delay, problem):
-                reason = _REASONS.get(problem.outcome, problem.outcome)
-                return cls("retried", seconds, reason, problem.error_type, problem.message, delay)
-
 
 # The chain ------------------------------------------------------------------------------------------------------------
 
@@ -230,17 +167,18 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The declared hooks and middleware, for one worker."""
+    """The declared hooks and middleware, and the observers around them, for one worker."""
 
     on_start: tuple[OnStart, ...] = ()
     on_finish: tuple[OnFinish, ...] = ()
     middleware: tuple[Middleware, ...] = ()
+    observers: tuple[Observer, ...] = ()
     # Changed by the loop and by threads; each changes only the key of its own job.
     _begun: dict[Job, Begun] = field(default_factory=dict)
 
     def wraps(self, task: Task[..., Any]) -> bool:
-        """Whether this task has hooks or middleware."""
-        return bool(self.on_start or self.on_finish or self._middleware_of(task))
+        """Whether this task has hooks, middleware or observers."""
+        return bool(self.on_start or self.on_finish or self.observers or self._middleware_of(task))
 
     def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
         """A sync handler with its hooks."""
@@ -248,7 +186,8 @@ class Hooks:
             call = _around(call, chain)
             if not task.store_result and not task.transactional:
                 call = RESULTS.in_thread(task, call)
-        return self._beginning(call) if self.on_start or self.on_finish else call
+        call = self._beginning(call) if self.on_start or self.on_finish else call
+        return self._watched(call) if self.observers else call
 
     def on_loop(self, task: Task[..., Any], call: Handler) -> Handler:
         """An async handler with its hooks."""
@@ -256,14 +195,15 @@ class Hooks:
             call = _around_async(call, chain)
             if not task.store_result and not task.transactional:
                 call = RESULTS.on_loop(task, call)
-        return self._beginning_async(call) if self.on_start or self.on_finish else call
+        call = self._beginning_async(call) if self.on_start or self.on_finish else call
+        return self._watched_async(call) if self.observers else call
 
     def _middleware_of(self, task: Task[..., Any]) -> list[Middleware]:
         return [each for each in self.middleware if inspect.iscoroutinefunction(each) is task.is_async]
 
     def finishing(self, finish: Finish) -> Finish:
         """Return a function that calls `finish`, then the hooks: even if a hook hangs, the outcome is written."""
-        if not self.on_start and not self.on_finish:
+        if not self.on_start and not self.on_finish and not self.observers:
             return finish
 
         def finish_and_tell(job: Job, outcome: Outcome) -> None:
@@ -273,12 +213,35 @@ class Hooks:
         return finish_and_tell
 
     def finished(self, job: Job, outcome: Outcome) -> None:
-        """If the job's handler was started, call `on_finish` for it, once."""
+        """If the job's handler was started, call `on_finish` for it, once. Observers are told of every outcome."""
         begun = self._begun.pop(job, None)
         if begun is not None and self.on_finish:
             told = JobOutcome.of(written_in(job, outcome), perf_counter() - begun.at)
             for hook in self.on_finish:
                 begun.context.run(_tell, hook, job, told)
+        if self.observers:
+            began: float | None = getattr(job, "began", None)
+            tell(
+                self.observers,
+                job,
+                JobOutcome.of(written_in(job, outcome), 0.0 if began is None else perf_counter() - began),
+            )
+
+    def _watched(self, call: Handler) -> Handler:
+        def in_thread(*args: Any, **kwargs: Any) -> Any:
+            job = current_job()
+            with Watched(self.observers, lambda observer: observer.running(job)):
+                return call(*args, **kwargs)
+
+        return in_thread
+
+    def _watched_async(self, call: Handler) -> Handler:
+        async def on_loop(*args: Any, **kwargs: Any) -> Any:
+            job = current_job()
+            with Watched(self.observers, lambda observer: observer.running(job)):
+                return await call(*args, **kwargs)
+
+        return on_loop
 
     def _beginning(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def in_thread(*args: Any, **kwargs: Any) -> Any:
@@ -308,8 +271,8 @@ class Hooks:
 
 
 def declared() -> Hooks:
-    """The hooks declared so far."""
-    return Hooks(tuple(_on_start), tuple(_on_finish), tuple(_middleware))
+    """The hooks declared so far, and the observers."""
+    return Hooks(tuple(_on_start), tuple(_on_finish), tuple(_middleware), tuple(observers))
 
 
 def _tell(hook: OnFinish, job: Job, told: JobOutcome) -> None:

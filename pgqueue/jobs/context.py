@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from pgqueue.errors import Error
 
 Job = Any
-"""A Job. Its module imports this one, so its type cannot be imported here."""
+NewJob = Any
+"""A Job, a NewJob. Their module imports this one, so their types cannot be imported here."""
 T = TypeVar("T")
 
 Source = Callable[[Any], Iterable[tuple[Any, T]]]
@@ -49,6 +50,10 @@ class JobContext:
 
     async def acomplete(self, job: Job, conn: object) -> None:
         raise self._refusal(job, "acomplete()")
+
+    def successor(self, new: NewJob) -> NewJob:
+        """The successor that a handler has made, as it is to be written."""
+        return new
 
     def checkpoint(self, job: Job) -> None:
         """Do nothing: no service can stop the job here."""

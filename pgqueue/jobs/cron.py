@@ -142,8 +142,8 @@ class Every:
 
 When = Cron | Every
 
-TICK = "pgqueue:tick"
-"""The header in which a job keeps its tick; `pgqueue:schedule` has the schedule's name (ticks.sql)."""
+TICK, SCHEDULE = "pgqueue:tick", "pgqueue:schedule"
+"""The headers in which a job keeps its tick, and the name of its schedule (ticks.sql)."""
 
 
 @lru_cache(maxsize=4096)

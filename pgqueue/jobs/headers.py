@@ -2,8 +2,9 @@
 
 Tasks write them when a job is made. `timeouts` reads the first when the job is to run, `outcomes` the second when an
 attempt has failed. They are headers and not columns, because then only jobs that have them pay for them. Other headers
-with a reserved name are `pgqueue:tick` and `pgqueue:schedule` (`cron`). A successor names its job in `pgqueue:parent`.
-Any enqueuer may write any of them, for example from SQL: the values read here are therefore checked.
+with a reserved name are `pgqueue:tick` and `pgqueue:schedule` (`cron`), and `pgqueue:attempt`, of traces. A successor
+names its job in `pgqueue:parent`. Any enqueuer may write any of them, for example from SQL: the values read here are
+therefore checked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ RETRY = "pgqueue:retry"
 
 PARENT = "pgqueue:parent"
 """The header of a successor (`job.enqueue`) with the id of the job that has enqueued it. Only people read it."""
+
+ATTEMPT_TRACE = "pgqueue:attempt"
+"""The header with the span of the last attempt that has ended by asking for another, as W3C's traceparent."""
 
 
 class _Waits(msgspec.Struct, forbid_unknown_fields=True):

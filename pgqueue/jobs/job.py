@@ -111,6 +111,7 @@ class Job:
         "started",
         "successors",
         "task",
+        "traceparent",
         "written",
     )  # fmt: skip
 
@@ -140,6 +141,8 @@ class Job:
         """For how many seconds it has run; not set before it has ended."""
         self.started: datetime | None = None
         """`began` as a time of day; None until `started_at` is first read."""
+        self.traceparent: str
+        """The span of this attempt, as W3C writes it; not set unless `pgqueue.telemetry.otel` has."""
         self.ended: object
         """The outcome that the job's own transaction has written; set when that transaction was committed."""
         self.written = False
@@ -294,6 +297,7 @@ class Job:
             raise Error(f"job {self.id} ({self.task}): enqueue before job.complete(conn): that writes the successors")
         new = make(*args, **kwargs)
         new = msgspec.structs.replace(new, headers=with_parent(new.headers, self.id))
+        new = self.context.successor(new)
         if self.successors is None:
             self.successors = []
         self.successors.append(new)
@@ -437,9 +441,18 @@ def dues_of(ended: Iterable[tuple[Job, object]]) -> list[int]:
     return [row[11] if row[12] is None or row[12] < row[11] else row[12] for row in rows]
 
 
+def traceparents(jobs: Iterable[Job]) -> list[str | None]:
+    """The span of each of these attempts; an empty list if none has one."""
+    found = [getattr(job, "traceparent", None) for job in jobs]
+    return found if any(found) else []
+
+
 def fields(job: Job, **more: object) -> dict[str, object]:
-    """The `extra` of a log line that names a job."""
-    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt, **more}
+    """The `extra` of a log line that names a job. If the attempt has a span, its ids are among them."""
+    said = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt, **more}
+    if (span := getattr(job, "traceparent", None)) is not None:
+        _, said["trace_id"], said["span_id"], _ = span.split("-")
+    return said
 
 
 STARTED, TOO_LATE = 0.0, -1.0

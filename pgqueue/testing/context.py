@@ -13,11 +13,12 @@ from typing import Any
 from psycopg import AsyncConnection, Connection, Rollback
 from psycopg.pq import TransactionStatus
 
+from pgqueue.client import observers
 from pgqueue.client.tasks import REQUIRED, Task
 from pgqueue.config import config
 from pgqueue.errors import Error
 from pgqueue.jobs.context import AnySource, JobContext, Source
-from pgqueue.jobs.job import Job
+from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Fail
 from pgqueue.testing.batches import Batches
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
@@ -74,6 +75,9 @@ class DrainContext(JobContext):
         """What the handler has returned; Fail if it had to ask for its connection, and has not."""
         asked = self._conn is not None or isinstance(what, ASKS)
         return what if asked or self._task.transactional != REQUIRED else Fail(UNCOVERED)
+
+    def successor(self, new: NewJob[Any]) -> NewJob[Any]:
+        return observers.successor(new)
 
     def session(self, job: Job) -> Any:
         if self._session is None:

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from pgqueue.client import observers
 from pgqueue.database import drivers
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 from pgqueue.jobs.context import AnySource, JobContext, Source
-from pgqueue.jobs.job import Job
+from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.outcomes import Completed
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.run.running_jobs import RunningJobs
@@ -53,6 +54,9 @@ class WorkerContext(JobContext):
 
     async def asession(self, job: Job) -> Any:
         return await self._transactional.asession(job)
+
+    def successor(self, new: NewJob[Any]) -> NewJob[Any]:
+        return observers.successor(new)
 
     def checkpoint(self, job: Job) -> None:
         self._running.checkpoint(job)

@@ -144,25 +144,31 @@ SELECT id FROM pgqueue.lock_running({{my_fence}});
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
 -- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is
--- given up, unless `holding`. A job of a chain that ran has the key, too.
+-- given up, unless `holding`. A job of a chain that ran has the key, too. If the attempt was traced, its span goes into the headers, for the
+-- next one to name; else, as for most workers, the array of traces is empty.
 WITH picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.holding, mine.outcome, mine.error_type, mine.message,
-        mine.traceback, mine.fingerprint, mine.ago
+        mine.traceback, mine.fingerprint, mine.ago, mine.trace
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[],
                 %(snoozeds)s::boolean[], %(holdings)s::boolean[], %(outcomes)s::text[], %(error_types)s::text[],
-                %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[], %(agos)s::float8[])
-         AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, fingerprint, ago)
+                %(messages)s::text[], %(tracebacks)s::text[], %(fingerprints)s::text[], %(agos)s::float8[], %(traces)s::text[])
+         AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, fingerprint, ago, trace)
     CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
     DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), noted AS (
     {{note_attempts}}
 ), later AS (
-    INSERT INTO pgqueue.job_scheduled (state, holds, hold_pos, run_at, attempt, crashes, snoozes, reason, {{job}})
+    INSERT INTO pgqueue.job_scheduled (
+        state, holds, hold_pos, run_at, attempt, crashes, snoozes, reason, headers, id, {{beside_headers}}, max_attempts, deadline)
     SELECT 'scheduled', (holds OR key IS NOT NULL) AND picked.holding,
         CASE WHEN (holds OR key IS NOT NULL) AND picked.holding THEN nextval('pgqueue.job_hold_seq') END,
         pgqueue.now() + make_interval(secs => picked.delay), attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, crashes,
-        CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message, {{job}}
+        CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
+        CASE WHEN picked.trace IS NULL OR jsonb_typeof(headers) <> 'object' THEN headers
+             WHEN octet_length(headers::text) > 1048576 THEN headers -- as large as an enqueue may make them
+             ELSE coalesce(headers, '{}') || jsonb_build_object('pgqueue:attempt', picked.trace) END,
+        id, {{beside_headers}}, max_attempts, deadline
     FROM ended JOIN picked USING (id)
     RETURNING id, run_at
 ), told AS (

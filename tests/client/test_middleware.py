@@ -18,7 +18,8 @@ from workers import Eyes, until, work
 
 import pgqueue.testing
 from pgqueue.client import middleware as hook_module
-from pgqueue.client.middleware import Hooks, JobOutcome, middleware, on_finish, on_start
+from pgqueue.client.job_outcome import JobOutcome
+from pgqueue.client.middleware import Hooks, middleware, on_finish, on_start
 from pgqueue.client.tasks import Task, task
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.job import Job, current_job, running_job

@@ -121,6 +121,7 @@ def ending(link: Link, name: str, jobs: Sequence[Job], worker_id: int, **params:
         version_tag="t",
         notify=True,
         agos=[],
+        traces=[],
         fingerprints=[],
         **params,
     )

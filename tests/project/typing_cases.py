@@ -14,7 +14,8 @@ import psycopg
 from pgqueue.admin.actions import Answer, acancel, cancel, retry
 from pgqueue.client.enqueue import aenqueue, enqueue, enqueue_many
 from pgqueue.client.handle import JobHandle
-from pgqueue.client.middleware import JobOutcome, middleware, on_finish, on_start
+from pgqueue.client.job_outcome import JobOutcome
+from pgqueue.client.middleware import middleware, on_finish, on_start
 from pgqueue.client.tasks import Task, declared, find, remote, task
 from pgqueue.jobs.concurrency import Limit, Rate
 from pgqueue.jobs.job import Job, NewJob

@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 from time import perf_counter
 from traceback import print_exc
 
-from pgqueue.client.middleware import Hooks, JobOutcome
+from pgqueue.client.job_outcome import JobOutcome
+from pgqueue.client.middleware import Hooks
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import Cancelled, Failed, Outcome, Problem, Released, Retried, written_in
 

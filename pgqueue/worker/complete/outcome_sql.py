@@ -20,7 +20,7 @@ from pgqueue.client.enqueue import following
 from pgqueue.client.job_parameters import deadline_of, moment_of
 from pgqueue.client.unique_enqueue import impatient
 from pgqueue.database.statements import Row, Statement, integers, text
-from pgqueue.jobs.job import Job, NewJob, keyed_of
+from pgqueue.jobs.job import Job, NewJob, keyed_of, traceparents
 from pgqueue.jobs.keys import Keys
 from pgqueue.jobs.outcomes import (
     COMPLETED,
@@ -191,6 +191,7 @@ class OutcomeSql:
             spents=[again.spent for _, again in retried],
             snoozeds=[again.snoozed for _, again in retried],
             holdings=[job.task in self.holding for job, _ in retried],
+            traces=traceparents(job for job, _ in retried),
             **_problems(retried),
         )
 
