@@ -277,9 +277,12 @@ def made(
 
 
 def _path(scope: Scope) -> str:
-    """The path below the mount. ASGI has the mount in it; a2wsgi, as WSGI, does not."""
+    """The path below the mount. ASGI has the mount in it. Under WSGI it stands apart, and not every a2wsgi puts it
+    before the path: there the environ is read."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    if root and "wsgi_environ" not in scope and (path == root or path.startswith(f"{root}/")):
+    if (environ := scope.get("wsgi_environ")) is not None:
+        path = str(environ.get("PATH_INFO", path.encode().decode("latin-1"))).encode("latin-1").decode(errors="replace")
+    elif root and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]
     return path or "/"
 
