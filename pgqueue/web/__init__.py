@@ -50,6 +50,8 @@ def app(
       `dashboard`.
     - `read_only`: visitors only read, whatever `auth` allows them.
 
+    The tasks that this process has imported can be enqueued by a form, by visitors with the right to `enqueue`.
+
     The configured database is connected at the first request. Raises InvalidOption for a wrong option, Error
     without the extra `web`.
 

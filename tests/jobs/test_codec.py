@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import enum
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -189,6 +190,16 @@ def same(left: Any, right: Any) -> bool:
 def test_every_supported_type_comes_back_as_it_was(pair: tuple[Any, Any]) -> None:
     annotation, value = pair
     assert same(there_and_back(annotation, value), value)
+
+
+@given(typed())
+@settings(deadline=None, max_examples=60)
+def test_a_call_that_is_written_as_json_makes_the_same_job(pair: tuple[Any, Any]) -> None:
+    annotation, value = pair
+    codec = one(annotation)
+    text = codec.encode((value,), {})
+    again = codec.encode(*codec.call_of(json.dumps(json.loads(text))))
+    assert same(codec.decode(again)[0][0], codec.decode(text)[0][0])
 
 
 @given(typed().filter(lambda pair: "Any" not in str(pair[0])))
@@ -392,6 +403,7 @@ def test_defaults_are_not_stored_but_given(
     codec = Codec.of(fn)
     assert codec.encode(args, kwargs) == text
     assert codec.decode(text) == codec.decode(text.encode()) == back
+    assert codec.encode(*codec.call_of(text)) == text, "also of a call that a person has written as JSON"
     fn(*back[0], **back[1])
 
 

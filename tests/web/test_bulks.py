@@ -100,7 +100,7 @@ async def test_from_the_list_to_the_end_of_an_operation(dsn: str, eyes: Eyes, fa
     assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE task = 'web.other' AND state = 'failed'") == 1
 
 
-@pytest.mark.promise("F146")
+@pytest.mark.promise("F146", "F152")
 async def test_an_operation_is_stopped_once(dsn: str, eyes: Eyes, failed: list[int]) -> None:
     begun = pgqueue.bulk(eyes.conn, "retry", task="web.bulk")
     async with reading(dsn) as browser:

@@ -231,6 +231,27 @@ async def test_any_other_task_is_enqueued_by_name_with_json(dsn: str, eyes: Eyes
     assert eyes.one("SELECT count(*) FROM pgqueue.audit") == 2
 
 
+@pytest.mark.promise("F150")
+async def test_no_field_is_ignored(dsn: str, eyes: Eyes, order: Any) -> None:
+    """The form may be older than the code, or come from a process that has imported other modules."""
+    by_name = {"task": "of.another", "args": "{}"}
+    wrong = [
+        (filled(gone="1"), 422, "no field &#39;gone&#39;"),
+        (filled() | {"delay": "30"}, 422, "no field &#39;delay&#39;"),
+        (filled() | {"args": "{}"}, 422, "no field &#39;args&#39;"),
+        (filled() | {"unique": "u"}, 422, "no field &#39;unique&#39;"),
+        (filled() | {"task": "not.here"}, 404, "known here"),
+        (by_name | {"arg.to": "a"}, 422, "no field &#39;to&#39;"),
+        (by_name | {"more": "{}"}, 422, "no field &#39;more&#39;"),
+    ]
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for fields, status, says in wrong:
+            answer = await send(browser, fields)
+            assert answer.status_code == status and says in answer.text, (fields, answer.text)
+        assert stored(eyes) == []
+        assert (await send(browser, filled(note="") | {"lock": "", "args": ""})).status_code == 303
+
+
 @pytest.mark.promise("F150", "F138", "F139")
 async def test_secrets_are_not_repeated_and_foreign_text_is_escaped(dsn: str, eyes: Eyes, order: Any) -> None:
     async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:

@@ -34,7 +34,19 @@ from pgqueue.web.problems import Problem
 
 __all__ = ["role"]
 
-PATHS = ["/", "/jobs", "/queues", "/limits", "/schedules", "/workers", "/errors", "/history", "/bulk", "/outbox"]
+PATHS = [
+    "/",
+    "/jobs",
+    "/queues",
+    "/limits",
+    "/schedules",
+    "/workers",
+    "/errors",
+    "/history",
+    "/bulk",
+    "/outbox",
+    "/limits/jobs?limit=x",
+]
 JSON = {"accept": "application/json"}
 EVIL = "<script>alert('x')</script>\"'&<img src=x onerror=alert(1)>\u202e"
 TEMPLATES = sorted((rendering.HERE / "templates").glob("*.html"))

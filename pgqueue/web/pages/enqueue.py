@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,6 +29,8 @@ TITLE = "Nothing was enqueued"
 OPTIONS = ("queue", "priority", "at", "idempotency_key")
 KEYS = ("lock", "unique")
 """Of a task that is not known here: its code may say other keys, which are not known here either."""
+BY_NAME = ("args", *KEYS)
+"""The fields besides the options where a task is given by its name alone."""
 
 
 async def form(asked: Asked) -> Page:
@@ -40,7 +42,7 @@ async def form(asked: Asked) -> Page:
 async def enqueue(asked: Asked) -> Page:
     """Enqueue the job that the form describes. If it is refused, the same form with the reason, and 422."""
     name = asked.field("task")
-    task = tasks.find(name) if name is not None and asked.field("form") else None
+    task = _known(name) if name is not None and asked.field("form") else None
     try:
         new = _job(asked, name, task)
         handle = await asked.change(lambda conn: aenqueue_by_hand(conn, new))
@@ -57,13 +59,24 @@ def _job(asked: Asked, name: str | None, task: Task[..., Any] | None) -> NewJob[
     """The job, checked as every enqueue checks it. Raises InvalidArguments, InvalidOption, Unreadable."""
     if name is None:
         raise InvalidOption("task: give the name of a task")
-    if task is None:
-        given = _object(asked.field("args"))
-        task = _by_name(asked, name)
+    fields = None if task is None else fields_of(task, asked.redaction)
+    _refuse_unknown(asked, BY_NAME if fields is None else {each.name for each in fields})
+    if task is None or fields is None:
+        task, given = _by_name(asked, name), _object(asked.field("args"))
     else:
-        given = values_of(fields_of(task, asked.redaction), asked.form)
+        given = values_of(fields, asked.form)
     task = _with_options(asked, task)
     return _made(task, given)
+
+
+def _refuse_unknown(asked: Asked, fields: Collection[str]) -> None:
+    """Raise InvalidOption for a field that would be ignored: the form of yesterday's code may have one."""
+    known = {"task", "form", *OPTIONS, *fields}
+    for name, values in asked.form.items():
+        if name not in known and any(values):
+            raise InvalidOption(
+                f"there is no field {name.removeprefix(FIRST)!r:.80} here; there are {', '.join(sorted(known))}"
+            )
 
 
 def _made(task: Task[..., Any], given: dict[str, Any]) -> NewJob[Any]:
