@@ -52,8 +52,11 @@ def test_the_scalers_query_runs(conn: psycopg.Connection) -> None:
     [trigger] = spec["triggers"]
     query = trigger["metadata"]["query"]
     assert conn.execute(query.encode()).fetchall() == [(0,)]
-    conn.execute("INSERT INTO pgqueue.job (task) SELECT 't' FROM generate_series(1, 7)")
-    assert conn.execute(query.encode()).fetchall() == [(7,)]
+    conn.execute("INSERT INTO pgqueue.job (task) SELECT 't' FROM generate_series(1, 81)")
+    assert conn.execute(query.encode()).fetchall() == [(3,)]
+    [worker] = manifest("kubernetes.yaml")["spec"]["template"]["spec"]["containers"]
+    processes = int(worker["args"][worker["args"].index("--processes") + 1])
+    assert f"(NULL, {10 * processes})" in query and trigger["metadata"]["targetQueryValue"] == "1"
 
 
 def test_the_image_runs_the_supervisor_as_its_first_process() -> None:
