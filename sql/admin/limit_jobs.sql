@@ -13,7 +13,7 @@ WITH RECURSIVE walked (key, place) AS (
 ), waiting AS (
     SELECT b.* FROM walked w CROSS JOIN LATERAL (
         SELECT b.id, b.task, b.queue, b.key, b.rank, greatest(b.enqueued_at, b.run_at) AS since
-        FROM pgqueue.job_blocked b WHERE b.key = w.key AND NOT (b.holds AND %(kind)s::text = 'limit') ORDER BY b.rank, b.id LIMIT 100
+        FROM pgqueue.job_blocked b WHERE b.key = w.key ORDER BY b.rank, b.id LIMIT 100
     ) AS b
     WHERE w.key = %(kind)s::text || ':' || %(name)s::text
        OR %(kind)s::text = 'rate' AND starts_with(w.key, 'rate:' || %(name)s::text || ':')

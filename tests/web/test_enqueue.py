@@ -267,6 +267,27 @@ async def test_secrets_are_not_repeated_and_foreign_text_is_escaped(dsn: str, ey
     assert stored(eyes) == []
 
 
+@pytest.mark.promise("F150", "F138")
+async def test_an_error_that_quotes_a_secret_is_shown_without_it(dsn: str) -> None:
+    def refuse(**arguments: object) -> str:
+        raise ValueError(f"cannot use {arguments}")
+
+    @task(name="web.paid", lock=refuse)
+    def paid(api_token: str, card_number: int, customer: str) -> None: ...
+
+    typed = {"api_token": "hunter2-xyz", "card_number": "41114111", "customer": "ada-lovelace"}
+    by_form = {f"arg.{name}": value for name, value in typed.items()} | {"task": "web.paid", "form": "1"}
+    by_name = {"task": "web.paid", "args": json.dumps(typed | {"card_number": 41114111})}
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for fields in (by_form, by_name):
+            for accept in ("text/html", "application/json"):
+                answer = await send(browser, fields, accept=accept)
+                [said] = re.findall(r"making the job raised ValueError: .*", answer.text)
+                assert answer.status_code == 422 and "ada-lovelace" in said
+                shown = answer.text if fields is by_form else said
+                assert "hunter2" not in shown and "41114111" not in shown
+
+
 @pytest.mark.promise("F150")
 async def test_a_task_that_refuses_duplicates_and_one_whose_own_code_fails(dsn: str, eyes: Eyes) -> None:
     @task(name="web.once", unique=Unique("once", on_duplicate="raise"))

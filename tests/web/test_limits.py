@@ -127,6 +127,7 @@ async def test_the_jobs_of_a_limit_and_of_a_rate_are_listed_in_their_order(dsn: 
         (9, "blocked", "rate:mail:a", None, "mail:a", False),
         (10, "blocked", "rate:mail2", None, "mail2", False),
         (11, "available", None, "api", None, False),
+        (12, "blocked", "limit:api", "api", None, True),  # it has its lock
     ]
     for id, state, key, limit, rate, holds in rows:
         runs = (1, 1, "now") if state == "running" else (None, None, None)
@@ -141,7 +142,7 @@ async def test_the_jobs_of_a_limit_and_of_a_rate_are_listed_in_their_order(dsn: 
         assert 'href="/limits/jobs?limit=api"' in (await browser.get("/limits")).text
         assert 'href="/limits/jobs?rate=mail"' in (await browser.get("/limits")).text
         for query, holders, waiters in (
-            ("limit=api", [1, 2, 3, 4], [5, 6]),
+            ("limit=api", [1, 2, 3, 4], [5, 6, 12]),
             ("limit=api2", [], [7]),
             ("limit=ap", [], []),
             ("rate=mail", [], [4, 9, 8]),
