@@ -28,6 +28,7 @@ from bench import (
     relaying,
     restarting,
     ticks,
+    web,
     writing,
 )
 from bench.figures import Figure, document, table
@@ -55,6 +56,7 @@ SCENARIOS: dict[str, Scenario] = {
     "history": history.history,
     "reading": reading.reading,
     "eyes": eyes.eyes,
+    "web": web.web,
     "held-load": load.held_load,
     "beside-pgbench": load.beside_pgbench,
     "restart": restarting.restart,

@@ -580,19 +580,16 @@ counted AS MATERIALIZED (
         sum(expired)::bigint AS expired, sum(skipped)::bigint AS skipped, sum(interrupted)::bigint AS interrupted,
         sum(rescued)::bigint AS rescued, sum(wait_seconds) AS wait_seconds, sum(run_seconds) AS run_seconds
     FROM line GROUP BY at, queue, task
-), waits AS MATERIALIZED (
-    SELECT at, queue, task, array_agg(n ORDER BY place) AS wait FROM (
-        SELECT at, queue, task, place, sum(u.n)::bigint AS n FROM line CROSS JOIN LATERAL unnest(wait) WITH ORDINALITY AS u (n, place)
-        GROUP BY at, queue, task, place) AS each
-    GROUP BY at, queue, task
-), runs AS MATERIALIZED (
-    SELECT at, queue, task, array_agg(n ORDER BY place) AS run FROM (
-        SELECT at, queue, task, place, sum(u.n)::bigint AS n FROM line CROSS JOIN LATERAL unnest(run) WITH ORDINALITY AS u (n, place)
-        GROUP BY at, queue, task, place) AS each
+), times AS MATERIALIZED (
+    SELECT at, queue, task, array_agg(waited ORDER BY place) FILTER (WHERE waited IS NOT NULL) AS wait,
+        array_agg(ran ORDER BY place) FILTER (WHERE ran IS NOT NULL) AS run
+    FROM (
+        SELECT at, queue, task, place, sum(u.waited)::bigint AS waited, sum(u.ran)::bigint AS ran
+        FROM line CROSS JOIN LATERAL unnest(wait, run) WITH ORDINALITY AS u (waited, ran, place) GROUP BY at, queue, task, place) AS each
     GROUP BY at, queue, task
 ), summed AS MATERIALIZED (
     SELECT at, queue, task, {{happenings}}, wait_seconds, run_seconds, coalesce(wait, '{}') AS wait, coalesce(run, '{}') AS run
-    FROM counted LEFT JOIN waits USING (at, queue, task) LEFT JOIN runs USING (at, queue, task)
+    FROM counted LEFT JOIN times USING (at, queue, task)
 )
 
 -- name: history_asked
@@ -835,12 +832,12 @@ ORDER BY run_at, id LIMIT %(most)s::integer
 -- Whether a scheduled job waits for another attempt. Else it waits for its time, or has put itself off.
 (attempt > 0 OR crashes > 0)
 
--- name: of_newest
--- The attempts `a` of the job `newest`. They are looked up for each job, by OFFSET 0 behind this: as a join they would all be read.
-pgqueue.attempt a WHERE a.job_id = newest.id AND a.enqueued_at = newest.enqueued_at IS NOT FALSE
+-- name: looked_at
+-- The ids and the times of the jobs that a search looks at, for what it asks of their attempts. Read only if it does.
+SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(enqueued_at), '{}') AS since
 
 -- name: job_fits
--- Whether a job fits a search.
+-- Whether a job fits a search. What it asks of attempts is asked for all jobs of `looked` at once.
 (state = ANY (%(states)s::text[]) OR state = 'scheduled' AND 'retrying' = ANY (%(states)s::text[]) AND {{awaits_attempt}})
       AND id <> ALL (%(but)s::bigint[])
       AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
@@ -850,12 +847,11 @@ pgqueue.attempt a WHERE a.job_id = newest.id AND a.enqueued_at = newest.enqueued
       AND (%(until)s::text IS NULL OR enqueued_at < %(until)s::text::timestamptz)
       AND (%(args)s::text IS NULL OR args @> %(args)s::text::jsonb)
       AND (%(worker)s::bigint IS NULL OR worker_id = %(worker)s::bigint
-           OR EXISTS (SELECT FROM {{of_newest}} AND a.worker_id = %(worker)s::bigint OFFSET 0))
+           OR id IN (SELECT pgqueue.attempted(l.ids, l.since, %(worker)s::bigint, NULL, NULL) FROM looked AS l))
       AND (%(error_type)s::text IS NULL
-           OR EXISTS (SELECT FROM {{of_newest}} AND coalesce(a.error_type, a.outcome) = %(error_type)s::text OFFSET 0))
+           OR id IN (SELECT pgqueue.attempted(l.ids, l.since, NULL, %(error_type)s::text, NULL) FROM looked AS l))
       AND (%(error)s::text IS NULL OR position(lower(%(error)s::text) IN lower(reason)) > 0
-           OR EXISTS (SELECT FROM {{of_newest}}
-                      AND position(lower(%(error)s::text) IN lower(concat_ws(': ', a.error_type, a.message))) > 0 OFFSET 0))
+           OR id IN (SELECT pgqueue.attempted(l.ids, l.since, NULL, NULL, %(error)s::text) FROM looked AS l))
 
 -- Depth -------------------------------------------------------------------------------------------------------------------------------
 

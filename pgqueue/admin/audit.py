@@ -21,6 +21,8 @@ from pgqueue.options import checks_options
 
 WALKED_MOST = 20_000
 LIMIT_MOST = 10_000
+BULKS_MOST = 1_000
+"""In the newest operations by filter, so many, a job is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,12 @@ def audit(
 ) -> list[AuditEntry]:
     """What was changed by hand, the newest first: by this `actor`, this `action` (such as "cancel"), `since` a time.
 
-    With `job` only what changed that job, and no other filter. `before` goes on behind the last entry of a page. The
-    record is kept for 90 days, and at most the newest million of its rows. Raises InvalidOption for a `limit` that is
-    not a whole number from 1 to 10,000, or a `since` without a time zone.
+    With `job` only what changed that job, and no other filter. An operation by filter is among that if it is one of the
+    newest 1,000, and the job one of the first 1,000 that it has changed in the same way.
+
+    `before` goes on behind the last entry of a page. The record is kept for 90 days, and at most the newest million of
+    its rows. Raises InvalidOption for a `limit` that is not a whole number from 1 to 10,000, or a `since` without a
+    time zone.
 
         [last] = pgqueue.audit(conn, job=job.id, limit=1)
     """
@@ -88,7 +93,7 @@ def _of_job(job: int, limit: int, *others: object) -> Statement[list[AuditEntry]
     if any(other is not None for other in others):
         raise InvalidOption("give a job, or actor, action, since and before; not both")
     schema, _ = client()
-    return Statement(text("audit_of_job", schema), {"job": job, "n": _checked(limit)}, _read)
+    return Statement(text("audit_of_job", schema), {"job": job, "n": _checked(limit), "most": BULKS_MOST}, _read)
 
 
 def _walking(

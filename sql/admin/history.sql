@@ -16,14 +16,14 @@ WITH asked AS MATERIALIZED (
 {{history_answer}};
 
 -- name: history_hours
--- The same by hour. An hour that is not over yet, or just now, is added up from its minutes.
+-- The same by hour. An hour that is not over yet, or just now, is added up from its minutes; so is each one before the first is written.
 WITH asked AS MATERIALIZED (
     SELECT m.* FROM (
         SELECT {{history_columns}}, state, n, oldest FROM pgqueue.history_hour h
         UNION ALL
         SELECT date_bin('1 hour', m.at, '2000-01-01 00:00:00+00') AS at, m.queue, m.task, {{happenings}}, wait_seconds, run_seconds, wait, run,
             state, n, oldest
-        FROM pgqueue.history_minute m WHERE m.at >= (SELECT d.done_at FROM pgqueue.duty d WHERE d.name = 'history')
+        FROM pgqueue.history_minute m WHERE m.at >= coalesce((SELECT d.done_at FROM pgqueue.duty d WHERE d.name = 'history'), '-infinity')
     ) AS m
     WHERE m.at >= date_bin('1 hour', coalesce(%(since)s::text::timestamptz, pgqueue.now() - interval '1 day'), '2000-01-01 00:00:00+00')
       AND m.at < coalesce(%(until)s::text::timestamptz, 'infinity') AND {{history_asked}}

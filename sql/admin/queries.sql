@@ -16,13 +16,13 @@ FROM (
 -- name: queries_keyed
 -- The jobs that have this unique key, or this idempotency key, if they fit the search: two at most, the newest first, as a JSON array.
 -- Found by the key, however many jobs there are.
-WITH found AS MATERIALIZED (
-    SELECT * FROM (
-        SELECT * FROM pgqueue.job_rows(ARRAY(
-            SELECT k.job_id FROM pgqueue.unique_key k WHERE k.key IN ('unique:' || %(key)s::text, 'idempotency:' || %(key)s::text)))
-        OFFSET 0
-    ) AS newest
-    WHERE {{job_fits}}
+WITH held AS MATERIALIZED (
+    SELECT * FROM pgqueue.job_rows(ARRAY(
+        SELECT k.job_id FROM pgqueue.unique_key k WHERE k.key IN ('unique:' || %(key)s::text, 'idempotency:' || %(key)s::text)))
+), looked AS MATERIALIZED (
+    {{looked_at}} FROM held
+), found AS MATERIALIZED (
+    SELECT * FROM held WHERE {{job_fits}}
 )
 SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text FROM (
     {{found_shown}}
@@ -32,7 +32,14 @@ SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text FROM (
 -- The newest n jobs that fit, among the newest `most` of the partitions named; as a JSON array. If fewer than n fit, the second column
 -- says how many rows were looked at, and the lowest id of them. The walk itself has no condition on rows: so its LIMIT is a limit
 -- of the work, and the planner, however little it knows of a table, sees that some steps along its index are enough.
-WITH found AS MATERIALIZED (
+WITH looked AS MATERIALIZED (
+    {{looked_at}} FROM (
+        SELECT id, enqueued_at FROM (
+            {{newest}}
+        ) AS part
+        ORDER BY id DESC LIMIT %(most)s::integer
+    ) AS newest
+), found AS MATERIALIZED (
     SELECT * FROM (
         SELECT * FROM (
             {{newest}}
@@ -59,7 +66,14 @@ FROM (
 -- name: queries_find_after
 -- As `queries_find`, below the id `after`. A statement of its own: that condition looks as if it left few rows, so a table that was never
 -- analysed might be sorted.
-WITH found AS MATERIALIZED (
+WITH looked AS MATERIALIZED (
+    {{looked_at}} FROM (
+        SELECT id, enqueued_at FROM (
+            {{newest_after}}
+        ) AS part
+        ORDER BY id DESC LIMIT %(most)s::integer
+    ) AS newest
+), found AS MATERIALIZED (
     SELECT * FROM (
         SELECT * FROM (
             {{newest_after}}
@@ -86,7 +100,11 @@ FROM (
 -- name: queries_find_ended
 -- As `queries_find`, for states of history only: the jobs that ended last, by the time of their end. The second column says how many rows
 -- were looked at, and the place of the last one: its time and its id.
-WITH found AS MATERIALIZED (
+WITH looked AS MATERIALIZED (
+    {{looked_at}} FROM (
+        {{ended_walk}}
+    ) AS newest
+), found AS MATERIALIZED (
     SELECT * FROM (
         {{ended_walk}}
     ) AS newest
@@ -106,7 +124,11 @@ FROM (
 
 -- name: queries_find_ended_after
 -- As `queries_find_ended`, from the place (`at`, `after`) on. A statement of its own, as `queries_find_after`.
-WITH found AS MATERIALIZED (
+WITH looked AS MATERIALIZED (
+    {{looked_at}} FROM (
+        {{ended_walk_after}}
+    ) AS newest
+), found AS MATERIALIZED (
     SELECT * FROM (
         {{ended_walk_after}}
     ) AS newest
@@ -126,7 +148,11 @@ FROM (
 
 -- name: queries_find_scheduled
 -- As `queries_find_ended`, for scheduled jobs only: those that are due first, by that time.
-WITH found AS MATERIALIZED (
+WITH looked AS MATERIALIZED (
+    {{looked_at}} FROM (
+        {{scheduled_walk}}
+    ) AS newest
+), found AS MATERIALIZED (
     SELECT * FROM (
         {{scheduled_walk}}
     ) AS newest
@@ -146,7 +172,11 @@ FROM (
 
 -- name: queries_find_scheduled_after
 -- As `queries_find_scheduled`, from the place (`at`, `after`) on.
-WITH found AS MATERIALIZED (
+WITH looked AS MATERIALIZED (
+    {{looked_at}} FROM (
+        {{scheduled_walk_after}}
+    ) AS newest
+), found AS MATERIALIZED (
     SELECT * FROM (
         {{scheduled_walk_after}}
     ) AS newest

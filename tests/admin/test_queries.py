@@ -295,6 +295,40 @@ def test_a_search_by_worker_and_by_class_of_error(conn: Conn, asked: dict[str, A
 
 
 @pytest.mark.promise("F158")
+@pytest.mark.parametrize("asked", [{"worker": 9}, {"error_type": "None"}, {"error": "not there"}], ids=str)
+def test_a_search_by_attempts_reads_no_more_attempts_than_its_jobs_have(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """Each leaf by its index, whatever the session has planned; not the attempts of other jobs."""
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 300)
+    conn.execute(
+        "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, started_at, finished_at, bin, outcome, error_type) "
+        "SELECT g, 1, 7, now(), now(), mod(g, 16), 'failed', 'OSError' FROM generate_series(1, 60000) AS g"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.job_dead (id, state, task, reason, bin, finished_at) "
+        "SELECT g, 'failed', 't', 'r', mod(g, 5), now() FROM generate_series(1, 60000) AS g"
+    )
+    for analysed in (False, True):
+        if analysed:
+            conn.execute("ANALYZE pgqueue.attempt")
+        assert queries.search(conn, state="failed", **asked).jobs == ()
+        before = attempts_read(conn)
+        assert queries.search(conn, state="failed", **asked).searched == 300
+        assert attempts_read(conn) - before <= 2 * 300
+
+
+def attempts_read(conn: Conn) -> int:
+    """The rows of attempts that this transaction has read so far, by an index or from a whole leaf."""
+    row = conn.execute(
+        "SELECT sum(pg_stat_get_xact_tuples_returned(relid) + pg_stat_get_xact_tuples_fetched(relid))::bigint "
+        "FROM pg_partition_tree('pgqueue.attempt') WHERE isleaf"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.promise("F158")
 def test_attempts_of_another_job_with_the_same_id_are_not_searched(conn: Conn) -> None:
     id = add(conn)
     note(conn, id, 7, "failed", "OSError")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 
+from bench import web
 from bench.__main__ import SCENARIOS, main
 from bench.figures import Figure, Goal, table
 from bench.history import finish
 from bench.holders import HOLDERS, holding
 from bench.load import backlog
 from bench.samples import Sample, Side, alternate, percentile, ratio
+from pgqueue.web.routes import ROUTES, match
 
 
 @pytest.mark.second
@@ -34,6 +37,23 @@ def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> N
         assert sample["seconds"] > 0 and sample["client"] >= 0 and sample["server"] >= 0
     if found["about"]["server"].startswith("PostgreSQL 18"):
         assert drained["ours"]["samples"][0]["more"]["buffers"] > 1
+
+
+@pytest.mark.second
+def test_pages_of_the_dashboard_are_measured(tmp_path: Path) -> None:
+    """A real process answers each of them, also one of a search that finds nothing."""
+    to = tmp_path / "bench.json"
+    done = CliRunner().invoke(main, ["web", "--quick", "--json", str(to)])
+    assert done.exit_code == 0, done.output
+    values = {each["name"]: each["value"] for each in json.loads(to.read_text(encoding="utf-8"))["figures"]}
+    assert values["answers that failed"] == 0, done.output
+    assert values["memory, after all"] > 10 and values["jobs, no worker, p95"] >= values["jobs, no worker, p50"] > 0
+
+
+def test_every_page_of_the_dashboard_is_measured() -> None:
+    pages = web._pages(*range(1, 12)).values()
+    found = {route.name for path in pages if (route := match("GET", urlsplit(path).path)[0]) is not None}
+    assert found == {route.name for route in ROUTES if route.method == "GET"} - {"login"}
 
 
 @pytest.mark.second

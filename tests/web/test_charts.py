@@ -62,7 +62,7 @@ def test_a_mark_stands_at_its_time(minutes: int, x: float | None) -> None:
 
 
 @pytest.mark.promise("F147")
-@pytest.mark.parametrize("range_", ["1h", "24h", "30d"])
+@pytest.mark.parametrize("range_", ["1h", "6h", "24h", "30d"])
 async def test_the_page_draws_what_happened_and_marks_changes_by_hand(dsn: str, eyes: Eyes, range_: str) -> None:
     table, ago = ("hour", "2 hours") if range_ == "30d" else ("minute", "5 minutes")
     eyes.do(

@@ -16,11 +16,13 @@ from pgqueue.web.problems import Problem
 MARKS_MOST = 200
 RANGES = {
     "1h": ("minute", timedelta(minutes=1), 60),
-    "24h": ("minute", timedelta(minutes=15), 96),
+    "6h": ("minute", timedelta(minutes=5), 72),
+    "24h": ("hour", timedelta(hours=1), 24),
     "30d": ("hour", timedelta(hours=6), 120),
 }
-"""The unit in which the history is read, the length of a step of the charts, and their number."""
-EXTENTS = {"1h": "the last hour", "24h": "the last day", "30d": "the last 30 days"}
+"""The unit in which the history is read, the length of a step of the charts, and their number. Each unit has a row for
+each task: a day of minutes would be too much to add up for one page."""
+EXTENTS = {"1h": "the last hour", "6h": "the last 6 hours", "24h": "the last day", "30d": "the last 30 days"}
 
 
 async def history(asked: Asked) -> Page:

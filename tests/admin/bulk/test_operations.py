@@ -68,6 +68,37 @@ def states(app: Conn) -> dict[str, int]:
     return {state: n for state, n in rows}
 
 
+@pytest.mark.promise("F163")
+@pytest.mark.parametrize("action", ["cancel", "retry", "discard", "reschedule"])
+def test_the_record_of_a_job_has_the_operations_that_changed_it(app: Conn, action: str) -> None:
+    """Each of the first 1,000; not those that were left out, nor the jobs of other operations, nor the later ones."""
+    state = "scheduled" if action in ("cancel", "reschedule") else "failed"
+    [*jobs, last], others = put(app, 1_001, state), put(app, 2, state, task="other")
+    more: dict[str, Any] = {"at": LATER} if action == "reschedule" else {}
+    by_hand = [] if action == "discard" else pgqueue.cancel(app, others[0], actor="bob")
+    begun = pgqueue.bulk(app, action, state=state, task="bulk.task", actor="ann", **more)
+    finish(app, begun.id)
+    other = pgqueue.bulk(app, action, state=state, task="other", actor="eve", **more)
+    finish(app, other.id)
+    for job in (jobs[0], jobs[-1]):
+        [entry] = pgqueue.audit(app, job=job)
+        assert (entry.actor, entry.action, entry.count) == ("ann", f"bulk {action}", 1_001)
+        assert entry.details["bulk"] == begun.id
+    assert pgqueue.audit(app, job=last) == [], "of the job behind the first 1,000 it is not known"
+    assert [each.actor for each in pgqueue.audit(app, job=others[1])] == ["eve"]
+    if by_hand and action != "retry":  # it had ended, or was left out by the filter
+        assert [each.actor for each in pgqueue.audit(app, job=others[0])] == ["bob"]
+    assert len(pgqueue.audit(app, job=jobs[0], limit=1)) == 1
+
+
+@pytest.mark.promise("F163")
+def test_jobs_that_an_operation_has_left_out_were_not_changed_by_it(app: Conn) -> None:
+    [job] = put(app, 1, "completed", more="unique_key = 'u'")
+    begun = pgqueue.bulk(app, "retry", state="failed", actor="ann")
+    app.execute("INSERT INTO pgqueue.bulk_job (bulk_id, reason, job_id) VALUES (%s, 'held', %s)", [begun.id, job])
+    assert pgqueue.audit(app, job=job) == []
+
+
 ACTIONS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, int]]] = {
     "cancel": ({}, {"cancelled": 9, "requested": 3}, {"cancelled": 9 + 3, "running": 3, "failed": 3, "completed": 3}),
     "retry": ({}, {"retried": 6}, {"available": 3 + 6, "scheduled": 3, "blocked": 3, "running": 3, "completed": 3}),
