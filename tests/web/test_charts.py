@@ -61,6 +61,25 @@ def test_a_mark_stands_at_its_time(minutes: int, x: float | None) -> None:
     assert charts.place_of(FIRST + minutes * MINUTE, FIRST, 2 * MINUTE) == x
 
 
+@pytest.mark.promise("F162")
+async def test_the_overview_draws_the_last_hour(dsn: str, eyes: Eyes) -> None:
+    async with reading(dsn) as browser:
+        assert "<svg" not in (await browser.get("/")).text
+        eyes.do(
+            "INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, failed, wait) "
+            "SELECT date_trunc('minute', pgqueue.now() - make_interval(mins => g)), bin, 'mail', 'mail.send', 12, 9, "
+            "3, ARRAY[0, 0, 12] FROM pgqueue.ring, generate_series(5, 6) AS g WHERE kind = 'minute'"
+        )
+        found = (await browser.get("/", headers={"accept": "application/json"})).json()
+        assert [(each["kind"], each["value"]) for each in found["charts"]["ended"]["bars"]] == [
+            ("completed", 9),
+            ("failed", 3),
+        ] * 2
+        assert len(found["charts"]["waits"]["lines"]) == 1 and found["hour"]["completed"] == 18
+        page = (await browser.get("/")).text
+        assert page.count("<svg") == 2 and {"bar-completed", "bar-failed"} <= set(re.findall(r"bar-\w+", page))
+
+
 @pytest.mark.promise("F147")
 @pytest.mark.parametrize("range_", ["1h", "6h", "24h", "30d"])
 async def test_the_page_draws_what_happened_and_marks_changes_by_hand(dsn: str, eyes: Eyes, range_: str) -> None:

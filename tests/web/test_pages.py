@@ -520,6 +520,7 @@ async def test_a_database_that_is_away_is_named_at_once_without_its_password(
 ) -> None:
     """One refuses. One does not answer: its kernel takes the connection, and nothing reads. No page waits a minute."""
     monkeypatch.setattr(connections, "WAIT_SECONDS", 60)
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.7)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for port, why in ((1, "refused"), (silent.getsockname()[1], "does not answer")):
             began = monotonic()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
-from pgqueue.admin.history import ahistory
+from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.jobs import histogram
 from pgqueue.web import charts
-from pgqueue.web.charts import Step
+from pgqueue.web.charts import Chart, Step
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
 MARKS_MOST = 200
+ENDED = ("completed", "failed", "retried")
 RANGES = {
     "1h": ("minute", timedelta(minutes=1), 60),
     "6h": ("minute", timedelta(minutes=5), 72),
@@ -45,13 +47,20 @@ async def history(asked: Asked) -> Page:
         "box": (charts.WIDTH, charts.HEIGHT),
     }
     shown = {
-        "ended": charts.stacked(given, ("completed", "failed", "retried")),
+        "ended": charts.stacked(given, ENDED),
         "waits": charts.line(given, _wait),
         "waiting": charts.line(given, _waiting) if task is None else None,
         "oldest": charts.line(given, lambda step: step.most("oldest")) if task is None else None,
     }
     more = {"first": first, "step_seconds": length.total_seconds(), "marks": marks, "charts": plain(shown)}
     return Page("history.html", [_item(step) for step in given if step.rows], more, view)
+
+
+def last_hour(rows: Sequence[HistoryRow]) -> dict[str, Chart]:
+    """What ended in the last hour, and how long jobs waited, of the rows of its minutes."""
+    _, length, number = RANGES["1h"]
+    given = charts.steps(rows, _begin(datetime.now(UTC), length) - (number - 1) * length, length, number)
+    return {"ended": charts.stacked(given, ENDED), "waits": charts.line(given, _wait)}
 
 
 def _begin(at: datetime, length: timedelta) -> datetime:

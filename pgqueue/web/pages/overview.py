@@ -14,6 +14,8 @@ from pgqueue.admin.depth import Measured, QueueInfo, ameasured, queue_list
 from pgqueue.admin.doctor import adiagnosis
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.queries import astanding
+from pgqueue.web.charts import HEIGHT, WIDTH
+from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
@@ -46,8 +48,10 @@ async def overview(asked: Asked) -> Page:
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": None if history is None else _hour(history),
+            "charts": plain(last_hour(history)) if history else None,
             "problems": [_said(problem) for problem in problems],
         },
+        {"box": (WIDTH, HEIGHT)},
     )
 
 
