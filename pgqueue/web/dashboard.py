@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pgqueue.errors import InvalidOption
 from pgqueue.web import rendering
@@ -33,6 +33,7 @@ from pgqueue.web.access import (
 )
 from pgqueue.web.connections import Connections
 from pgqueue.web.gate import COOKIE, Actor, Auth, Gate, Open, cookie_settings
+from pgqueue.web.live import Live, way_of
 from pgqueue.web.metrics import Metrics
 from pgqueue.web.pages.changes import NOTICES
 from pgqueue.web.pages.page import Asked, Page, plain
@@ -76,6 +77,7 @@ class Dashboard:
         self._place = place
         self._connections = Connections()
         self._metrics = Metrics(self._connections)
+        self.live = Live(self._connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -87,7 +89,8 @@ class Dashboard:
             await response(scope, receive, send)
 
     async def close(self) -> None:
-        """Close the connections to the database. A mounted dashboard is not told of the end of its server."""
+        """End the streams and close the connections. A mounted dashboard is not told of the end of its server."""
+        await self.live.close()
         await self._connections.close()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -101,14 +104,14 @@ class Dashboard:
 
     # The one way of every request ----------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request) -> ASGIApp:
         visit = self._visit(request)
         try:
             return await self._allowed(request, visit)
         except Exception as error:
             return self._problem(visit, problem_of(error))
 
-    async def _allowed(self, request: Request, visit: Visit) -> Response:
+    async def _allowed(self, request: Request, visit: Visit) -> ASGIApp:
         visitor = visit.visitor
         if len(_query(request)) > URL_MOST:
             raise Problem(414, "This cannot be asked", f"the URL has more than {URL_MOST} characters")
@@ -207,17 +210,20 @@ class Dashboard:
             "role": "operator" if visit.rights >= OPERATOR else "reader",
             "has_login": self._gate.has_login,
             "notice": None,
+            "live": way_of(visit.visitor),
         }
 
     # What is no page --------------------------------------------------------------------------------------------------
 
-    async def _own(self, request: Request, visit: Visit, route: Route) -> Response:
+    async def _own(self, request: Request, visit: Visit, route: Route) -> ASGIApp:
         if route.name == "static":
             if found := rendering.file(visit.parts["file"]):
                 return found
             raise _not_found()
         if route.name == "metrics":
             return await self._metrics.answer(request.headers.get("accept", ""))
+        if route.name == "events":
+            return self.live.answer(visit.visitor)
         if route.name == "sign_out":
             response = _redirect(visit, "/login" if self._gate.has_login else "/")
             response.delete_cookie(**{**cookie_settings(visit.visitor, visit.root, self._place.public_url)})

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -37,7 +38,7 @@ HEADERS = {
     "cache-control": "no-store",
     "vary": "Accept, Cookie, Authorization",
 }
-FILES = {"icon.svg": "image/svg+xml", "pgqueue.css": "text/css"}
+FILES = {"icon.svg": "image/svg+xml", "pgqueue.css": "text/css", "pgqueue.js": "text/javascript"}
 """The files that are served. No other name is looked for."""
 
 
@@ -71,6 +72,12 @@ def wants_json(accept: str) -> bool:
 
 
 @cache
+def asset(name: str) -> str:
+    """The address of one of our own files, below the mount. It is another one when the file is."""
+    return f"/static/{name}?v={sha256(_bytes(name)).hexdigest()[:8]}"
+
+
+@cache
 def _bytes(name: str) -> bytes:
     return (HERE / "static" / name).read_bytes()
 
@@ -85,6 +92,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_printable,
     )
+    made.globals["asset"] = asset
     made.filters |= {
         "count": _count,
         "folded": folded,

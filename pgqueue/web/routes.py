@@ -16,7 +16,7 @@ PageFunction = Callable[[Asked], Awaitable[Page]]
 @dataclass(frozen=True, slots=True)
 class Route:
     """A method and a path. `needs` is `read`, an action of access.py, or nothing. `page` is None for what
-    `dashboard.py` does itself: sign in, sign out, files, metrics."""
+    `dashboard.py` does itself: sign in, sign out, files, metrics, events."""
 
     name: str
     method: str
@@ -31,6 +31,7 @@ ROUTES = (
     Route("sign_in", "POST", "/login", NOTHING),
     Route("sign_out", "POST", "/logout", NOTHING),
     Route("metrics", "GET", "/metrics"),
+    Route("events", "GET", "/events", READ),
     Route("overview", "GET", "/", READ, overview.overview),
     Route("jobs", "GET", "/jobs", READ, jobs.jobs),
     Route("job", "GET", "/jobs/{id}", READ, job.job),

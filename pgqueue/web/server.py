@@ -40,7 +40,9 @@ def serve(dashboard: Dashboard, host: str, port: int) -> None:
     )
     with listening:
         log.warning("the dashboard is at http://%s:%d/", f"[{host}]" if ":" in host else host, *_port(listening))
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        dashboard.live.ending = lambda: server.should_exit
+        server.run(sockets=[listening])
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMAND, pgqueue
-from workers import wait_until
+from commands import pgqueue
+from web_processes import OPERATOR, READER, SECRETS, serving
 
 from pgqueue import distribution
 from pgqueue.errors import InvalidOption
 from pgqueue.web.server import address_of, bound
-
-READER, OPERATOR = "r" * 20, "o" * 20
-SECRETS = {"PGQUEUE_WEB_READER": READER, "PGQUEUE_WEB_OPERATOR": OPERATOR}
-
-
-@contextmanager
-def serving(dsn: str, log: Path, *options: str) -> Iterator[str]:
-    """The URL of a dashboard in a process of its own; it is ended by SIGTERM, and must end well."""
-    command = [COMMAND, "web", "--bind", "127.0.0.1:0", "--dsn", dsn, *options]
-    with log.open("wb") as written, subprocess.Popen(command, stderr=written, env=_environ()) as process:
-        try:
-            wait_until(lambda: process.poll() is not None or "the dashboard is at" in log.read_text())
-            [url] = re.findall(r"the dashboard is at (http://127\.0\.0\.1:\d+)/", log.read_text())
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            ended = process.wait(30)
-    assert ended == 0, log.read_text()
-
-
-def _environ() -> dict[str, str]:
-    return os.environ | SECRETS
 
 
 def status(url: str, **headers: str) -> tuple[int, str]:

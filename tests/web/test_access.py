@@ -50,6 +50,7 @@ STATUS = {
     "sign_in": (401, 401, 401),  # the form is sent without a secret
     "sign_out": (401, 303, 303),
     "metrics": (303, 200, 200),
+    "events": (303, 406, 406),  # asked for as a page
     "overview": (303, 200, 200),
     "jobs": (303, 200, 200),
     "job": (303, 404, 404),
