@@ -82,7 +82,7 @@ class Live:
                 await task
 
     def answer(self, visitor: Visitor) -> ASGIApp:
-        """A stream for this browser; none under WSGI, which the script is told, too. Raises Problem if there are too many."""
+        """A stream for this browser, none under WSGI. Raises Problem if there are too many."""
         if way_of(visitor) == POLL:
             return Response(None, 204, HEADERS)
         if visitor.method != "GET" or "text/event-stream" not in visitor.headers.get("accept", ""):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dashboards import forms, reading
+from dashboards import forms, reading, without_our_script
 from workers import Eyes
 
 from pgqueue.database import migrations
@@ -32,7 +32,7 @@ async def test_relays_are_shown_with_what_they_reported_and_a_silent_one_as_sile
     async with reading(dsn) as browser:
         page = await browser.get("/outbox")
         assert "more than 10,000" in page.text and "silent: no relay works for it" in page.text
-        assert "&lt;script&gt;" in page.text and "<script" not in page.text and forms(page) == set()
+        assert "&lt;script&gt;" in page.text and "<script" not in without_our_script(page.text) and forms(page) == set()
         found = (await browser.get("/outbox", headers=JSON)).json()["items"]
         assert [(each["name"], each["waiting"], each["is_silent"]) for each in found] == [
             (EVIL, 10_001, False),
@@ -54,7 +54,7 @@ async def test_the_outbox_of_the_queues_own_database_is_shown_without_reasons_th
         async with reading(dsn, redact=redact) as browser:
             page = await browser.get("/outbox")
             assert "2 staged jobs wait for a relay" in page.text and "1 were refused" in page.text
-            assert "&lt;script&gt;" in page.text and "<script" not in page.text
+            assert "&lt;script&gt;" in page.text and "<script" not in without_our_script(page.text)
             listed = (await browser.get("/outbox", headers=JSON)).json()
             assert [each["reason"] for each in listed["refused"]] == ["no hunter2" if seen else HIDDEN]
             assert ("hunter2" in page.text) == seen
