@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import re
@@ -229,6 +230,25 @@ async def test_any_other_task_is_enqueued_by_name_with_json(dsn: str, eyes: Eyes
     found = eyes.all("SELECT task, args, lock_key, unique_key FROM pgqueue.job ORDER BY id")
     assert found == [("of.another", {"to": "a", "n": [1, None]}, "k", "u"), ("of.another", {}, None, None)]
     assert eyes.one("SELECT count(*) FROM pgqueue.audit") == 2
+
+
+@pytest.mark.promise("F150")
+async def test_a_form_that_is_sent_twice_enqueues_once(dsn: str, eyes: Eyes, order: Any) -> None:
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for path, fields in (("?task=web.order", filled()), ("", {"task": "of.another"})):
+            names = [
+                re.findall(r'name="once" value="(\w+)"', (await browser.get(f"/enqueue{path}")).text) for _ in range(2)
+            ]
+            assert names[0] != names[1]
+            for [name], did in zip(names[:1] * 2 + names[1:], ("made", "key taken", "made"), strict=True):
+                assert NOTICES[did] in (await press(browser, "/enqueue", **fields, once=name)).text
+        sent = await asyncio.gather(*(send(browser, filled() | {"once": "together"}) for _ in range(4)))
+        assert len({answer.headers["location"].partition("?")[0] for answer in sent}) == 1
+        given = filled() | {"once": "x", "idempotency_key": "mine"}
+        assert (await send(browser, given)).status_code == 303
+    keys = [key for (key,) in eyes.all("SELECT idempotency_key FROM pgqueue.job ORDER BY id")]
+    assert len(keys) == 6 and keys[-2:] == ["form:together", "mine"]
+    assert eyes.one("SELECT count(*) FROM pgqueue.audit") == 6
 
 
 @pytest.mark.promise("F150")

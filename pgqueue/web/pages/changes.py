@@ -45,7 +45,7 @@ NOTICES: Mapping[str, str] = {
     "key kept": "Nothing was done: a running job keeps the key until it ends. It can be cancelled.",
     "key free": "Nothing was done: no job holds this key.",
     "made": "The job is enqueued.",
-    "key taken": "Nothing was enqueued: this job has the key.",
+    "key taken": "Nothing was enqueued: this job was enqueued before, with the same key or by the same form.",
     "ordered": "The order is given. The table of supervisors says what becomes of it.",
 }
 """What a page says after a change. The URL has the word before the colon, and no text: a link cannot make one up."""

@@ -1,5 +1,8 @@
 """Enqueue by hand: a form for each task that this process knows, and a box of JSON for any other.
 
+A form enqueues once. It has a name of its own, which is the idempotency key of its job if no other is given. If it is
+sent again, as by a double click, the answer is the first job. A script sends no such name.
+
 A task is known if its module was imported: by `pgqueue web MODULE`, or by the application that mounts the dashboard.
 Its arguments are checked as `task.enqueue` checks them. What is refused reaches no database: the form comes back with
 what was typed.
@@ -11,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Any
 
 from pgqueue.admin.enqueue_by_hand import aenqueue_by_hand
@@ -27,6 +31,8 @@ log = logging.getLogger("pgqueue")
 
 TITLE = "Nothing was enqueued"
 OPTIONS = ("queue", "priority", "at", "idempotency_key")
+ONCE = "form:"
+"""How the idempotency keys begin that are made of the name of a form."""
 KEYS = ("lock", "unique")
 """Of a task that is not known here: its code may say other keys, which are not known here either."""
 BY_NAME = ("args", *KEYS)
@@ -71,7 +77,7 @@ def _job(asked: Asked, name: str | None, task: Task[..., Any] | None) -> NewJob[
 
 def _refuse_unknown(asked: Asked, fields: Collection[str]) -> None:
     """Raise InvalidOption for a field that would be ignored: the form of yesterday's code may have one."""
-    known = {"task", "form", *OPTIONS, *fields}
+    known = {"task", "form", "once", *OPTIONS, *fields}
     for name, values in asked.form.items():
         if name not in known and any(values):
             raise InvalidOption(
@@ -92,12 +98,12 @@ def _made(task: Task[..., Any], given: dict[str, Any]) -> NewJob[Any]:
 
 
 def _with_options(asked: Asked, task: Task[..., Any]) -> Task[..., Any]:
-    priority, at = asked.field("priority"), asked.field("at")
+    priority, at, once = asked.field("priority"), asked.field("at"), asked.field("once")
     return task.using(
         queue=asked.field("queue"),
         priority=None if priority is None else _whole(priority),
         run_at=None if at is None else _time(at),
-        idempotency_key=asked.field("idempotency_key"),
+        idempotency_key=asked.field("idempotency_key") or (once and f"{ONCE}{once}"),
     )
 
 
@@ -167,6 +173,7 @@ def _page(asked: Asked, task: Task[..., Any] | None, problem: Problem | None = N
     fields = [] if task is None else fields_of(task, asked.redaction)
     shown = {name: asked.field(name) or "" for name in ("task", "args", *OPTIONS, *KEYS)}
     view: dict[str, Any] = {
+        "once": token_hex(8),
         "task": None if task is None else {"name": task.name, "queue": task.queue, "priority": task.priority},
         "inputs": [(field, "" if field.secret else typed(field, asked.form)) for field in fields],
         "typed": shown,
