@@ -733,8 +733,8 @@ task, args, queue, priority, rank, headers, max_attempts, deadline, {{keys}}
 -- name: scheduled_values
 -- The same columns, of a job that the schedule `s` makes for the time `made.at`.
 s.task, s.args, s.queue, s.priority, 2 * s.priority + 1,
-coalesce(s.options -> 'headers', '{}') || jsonb_build_object('pgqueue:schedule', s.name, 'pgqueue:tick',
-    to_char(made.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+coalesce(s.options -> 'headers', '{}') || jsonb_build_object('pgqueue:schedule', s.name, 'pgqueue:line', s.line, 'pgqueue:zone', s.tz,
+    'pgqueue:tick', to_char(made.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
 (s.options ->> 'max_attempts')::smallint, pgqueue.now() + make_interval(secs => (s.options ->> 'deadline')::float8),
 s.options ->> 'lock_key', (s.options ->> 'lock_limit')::integer, s.options ->> 'on_locked', s.options ->> 'limit_key',
 s.options ->> 'rate_key'

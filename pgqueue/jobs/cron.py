@@ -142,8 +142,8 @@ class Every:
 
 When = Cron | Every
 
-TICK, SCHEDULE = "pgqueue:tick", "pgqueue:schedule"
-"""The headers in which a job keeps its tick, and the name of its schedule (ticks.sql)."""
+TICK, SCHEDULE, LINE, ZONE = "pgqueue:tick", "pgqueue:schedule", "pgqueue:line", "pgqueue:zone"
+"""The headers in which a job keeps its tick, and the name, the line and the zone of its schedule (ticks.sql)."""
 
 
 @lru_cache(maxsize=4096)

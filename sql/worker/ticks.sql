@@ -107,7 +107,7 @@ WITH clock AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%(moves)s::text::jsonb)
         AS m (name text, line text, tz text, expected timestamptz, next timestamptz, ats jsonb)
 ), picked AS MATERIALIZED (
-    SELECT s.name, s.task, s.args, s.queue, s.priority, s.options, asked.next, asked.ats
+    SELECT s.name, s.line, s.tz, s.task, s.args, s.queue, s.priority, s.options, asked.next, asked.ats
     FROM asked JOIN pgqueue.schedule s ON s.name = asked.name CROSS JOIN clock
     WHERE s.next_at = asked.expected AND s.line = asked.line AND s.tz = asked.tz
       AND s.next_at <= clock.now AND s.paused_at IS NULL AND s.refused IS NULL
