@@ -17,6 +17,8 @@ import click
 from pgqueue.client import tasks
 from pgqueue.config import safe
 
+_PACKAGE = f"{Path(__file__).parents[1]}/"
+
 
 def look_in(app_dir: str) -> Path:
     """Let Python look for modules in this directory first; return it."""
@@ -73,9 +75,7 @@ def _failed(module: str, directory: Path, error: BaseException) -> click.UsageEr
 def _line(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno})"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and "importlib" not in frame.filename
-    ]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    # The line of the application that has called us, not the one of ours that refuses the call.
+    frames = [frame for frame in frames if not frame.filename.startswith(("<", _PACKAGE))]
     return f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
