@@ -6,9 +6,11 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterator
+import tomllib
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,6 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
+from traces import Spans, current, links, span_id, told, trace_id, traceparent
 from workers import Eyes, until, work
 
 import pgqueue
@@ -28,75 +31,26 @@ from pgqueue.client.middleware import declared, wrapped
 from pgqueue.telemetry import otel
 from pgqueue.testing import drain
 
+ROOT = Path(__file__).parents[2]
+
 seen: list[Any] = []
 
 
-class Spans:
-    """The spans that have ended, and the provider that makes them."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = self.provider.get_tracer("test")
-
-    def named(self, name: str) -> list[ReadableSpan]:
-        return [span for span in self.exporter.get_finished_spans() if span.name == name]
-
-    def number(self, name: str, number: int) -> bool:
-        return len(self.named(name)) == number
-
-    def one(self, name: str) -> ReadableSpan:
-        [span] = self.named(name)
-        return span
-
-
-@pytest.fixture
-def spans() -> Iterator[Spans]:
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
     seen.clear()
-    made = Spans()
-    otel.instrument(tracer_provider=made.provider)
-    yield made
-    otel.uninstrument()
-    made.provider.shutdown()
-
-
-def links(span: ReadableSpan) -> dict[str, int]:
-    """The span ids that this span is linked with, by what the link says."""
-    return {str((link.attributes or {})["pgqueue.link"]): link.context.span_id for link in span.links}
-
-
-def span_id(span: ReadableSpan) -> int:
-    assert span.context is not None
-    number: int = span.context.span_id
-    return number
-
-
-def trace_id(span: ReadableSpan) -> int:
-    assert span.context is not None
-    number: int = span.context.trace_id
-    return number
-
-
-def traceparent(span: ReadableSpan) -> str:
-    assert span.context is not None
-    return f"00-{trace_id(span):032x}-{span_id(span):016x}-{span.context.trace_flags:02x}"
-
-
-def told(span: ReadableSpan) -> dict[str, Any]:
-    return {name: value for name, value in (span.attributes or {}).items() if name != "pgqueue.job_id"}
 
 
 @pgqueue.task(name="traced.plain")
 def plain(n: int = 0) -> int:
-    seen.append(trace.get_current_span().get_span_context().span_id)
+    seen.append(current())
     return n
 
 
 @pgqueue.task(name="traced.on_loop")
 async def on_loop(n: int = 0) -> int:
     await asyncio.sleep(0)
-    seen.append(trace.get_current_span().get_span_context().span_id)
+    seen.append(current())
     return n
 
 
@@ -293,9 +247,6 @@ async def test_how_attempts_end_is_said(dsn: str, eyes: Eyes, spans: Spans) -> N
 async def test_side_by_side_each_handler_has_its_own_span(dsn: str, eyes: Eyes, spans: Spans) -> None:
     """A span that is current for the process would be seen by both."""
     together, met = threading.Barrier(2), asyncio.Event()
-
-    def current() -> int:
-        return trace.get_current_span().get_span_context().span_id
 
     @pgqueue.task(name="traced.thread")
     def in_thread(job: pgqueue.Job) -> None:
@@ -553,8 +504,11 @@ def test_a_misspelt_option_is_answered_with_the_one_that_is_meant() -> None:
 # As opentelemetry-instrument does ------------------------------------------------------------------------------------
 
 
-def test_it_is_found_as_other_instrumentations_are(conn: psycopg.Connection[Any]) -> None:
-    instrumentor = otel.PgqueueInstrumentor()
+def test_it_is_found_as_other_instrumentations_are() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    made = EntryPoint("pgqueue", project["entry-points"]["opentelemetry_instrumentor"]["pgqueue"], "").load()
+    assert made is otel.PgqueueInstrumentor
+    instrumentor = made()
     instrumentor.instrument(skip_dep_check=True, raise_exception_on_conflict=True)
     assert len(observers.observers) == 1
     instrumentor.instrument()
