@@ -1,20 +1,40 @@
-"""The dashboard in a real browser: what visitors do there, from the login to the end."""
+"""The dashboard in a real browser: every page as people see it, and what visitors do from the login to the end.
+
+One browser and one server for all tests here; the database is that of a shop.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
-from browsers import launched, tab
-from web_processes import OPERATOR, serving
+import shop_queue
+from browsers import HEIGHT, WIDTHS, Tab, launched, tab
+from web_processes import OPERATOR, READER, serving
+from workers import workers
 
 from pgqueue.pytest_plugin import Databases
+from pgqueue.web.routes import ROUTES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.second, pytest.mark.promise("F153")]
+
+QUERIES = {"limit_jobs": "?limit=warehouse", "preview": "?action=retry&state=failed", "jobs": "?state=failed"}
+"""What these pages are asked for; the others need nothing."""
+PAGES = [
+    (route.name, route.path + QUERIES.get(route.name, "")) for route in ROUTES if route.page and route.method == "GET"
+]
+TASKS = """
+@pgqueue.task(name="cards.charge")
+def charge(order_id: int, amount: str, card: dict[str, str]) -> str:
+    return "charged"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +44,197 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def url(pgqueue_databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def dsn(pgqueue_databases: Databases) -> Iterator[str]:
+    """The database of a shop."""
+    with pgqueue_databases.copy() as made:
+        shop_queue.fill(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def url(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A dashboard in a process of its own."""
-    log = tmp_path_factory.mktemp("web") / "log"
-    with pgqueue_databases.copy() as dsn, serving(dsn, log, "--auth") as url:
+    with serving(dsn, tmp_path_factory.mktemp("web") / "log", "--auth") as url:
         yield url
 
 
-def test_an_operator_signs_in_and_sees_the_overview(browser: Browser, url: str) -> None:
-    with tab(browser, url) as seen:
+@pytest.fixture(scope="module")
+def operator(browser: Browser, url: str) -> Iterator[Tab]:
+    """A tab in which an operator has signed in."""
+    with tab(browser, url) as made:
+        made.sign_in(OPERATOR)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ids(dsn: str) -> dict[str, int]:
+    """A job that has failed, and the operation of the shop."""
+    with psycopg.connect(dsn) as conn:
+        [(job, bulk)] = conn.execute(
+            "SELECT (SELECT max(id) FROM pgqueue.job_dead WHERE state = 'failed'), (SELECT max(id) FROM pgqueue.bulk)"
+        ).fetchall()
+    return {"job": job, "bulk": bulk}
+
+
+# Every page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_login_can_be_used_by_everybody(browser: Browser, url: str) -> None:
+    with tab(browser, url, WIDTHS["phone"]) as seen:
         seen.go("/")
         assert seen.page.get_by_role("heading", name="Sign in").is_visible()
+        for scheme in ("light", "dark"):
+            seen.page.emulate_media(color_scheme=scheme)
+            assert (seen.findings(), seen.overflow()) == ([], 0)
+        seen.page.get_by_label("Secret").fill("x" * 20)
+        seen.page.get_by_role("button", name="Sign in").click()
+        assert seen.page.get_by_role("alert").inner_text() == "This secret is wrong."
         assert seen.findings() == []
-        seen.sign_in(OPERATOR)
-        assert seen.page.get_by_role("heading", name="Overview").is_visible()
-        assert seen.findings() == []
+        assert len(seen.said) == 1 and "401" in seen.said.pop(), "the status is in the console, nothing else"
+
+
+@pytest.mark.parametrize(("name", "path"), PAGES, ids=[name for name, _ in PAGES])
+def test_a_page_in_light_and_dark_narrow_and_wide(operator: Tab, ids: dict[str, int], name: str, path: str) -> None:
+    operator.go(path.replace("{id}", str(ids.get(name))))
+    for width in WIDTHS.values():
+        operator.page.set_viewport_size({"width": width, "height": HEIGHT})
+        assert operator.overflow() == 0, f"{path} scrolls sideways at {width} px"
+        for scheme in ("light", "dark") if width < WIDTHS["wall"] else ():
+            operator.page.emulate_media(color_scheme=scheme)
+            assert operator.findings() == [], f"{path}, {scheme}, {width} px"
+    operator.clean()
+
+
+def test_a_page_that_fails_can_be_read(operator: Tab) -> None:
+    answer = operator.page.goto(f"{operator.url}/jobs/999999")
+    assert answer is not None and answer.status == 404
+    assert (operator.findings(), operator.overflow()) == ([], 0)
+    assert len(operator.said) == 1 and "404" in operator.said.pop()
+
+
+def test_everything_is_reached_by_keyboard_and_seen_there(operator: Tab, ids: dict[str, int]) -> None:
+    for path in ("/jobs", f"/jobs/{ids['job']}", "/queues", "/enqueue"):
+        operator.go(path)
+        operator.page.set_viewport_size({"width": WIDTHS["phone"], "height": HEIGHT})
+        first, *reached = list(tabbed(operator))
+        assert first["text"] == "Skip to the content"
+        assert [each for each in (first, *reached) if not (each["outlined"] and each["inside"])] == []
+        wanted: int = operator.page.evaluate(
+            "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, "
+            '[tabindex="0"]\')].filter(e => e.checkVisibility()).length'
+        )
+        radios: int = operator.page.evaluate("document.querySelectorAll('input[type=radio]').length")
+        assert wanted - radios <= len(reached) + 1 <= wanted
+    operator.go("/jobs")
+    operator.page.keyboard.press("Tab")
+    operator.page.keyboard.press("Enter")
+    assert operator.page.evaluate("document.activeElement.id") == "main"
+
+
+def tabbed(at: Tab) -> Iterator[dict[str, Any]]:
+    """What has the focus after each press of the Tab key, until it has left the page."""
+    for _ in range(400):  # a field for a time is left with the seventh press
+        at.page.keyboard.press("Tab")
+        found = at.page.evaluate(
+            """() => {
+                const e = document.activeElement;
+                if (e === window.before) return "the same";
+                window.before = e;
+                if (e === document.body || window.reached?.has(e)) return null;
+                (window.reached ??= new Set()).add(e);
+                const style = getComputedStyle(e), box = e.getBoundingClientRect();
+                return {text: e.innerText, what: e.outerHTML.slice(0, 200),
+                        outlined: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
+                        inside: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth};
+            }"""
+        )
+        if found is None:
+            return
+        if found != "the same":
+            yield found
+    raise AssertionError("the Tab key does not leave the page")
+
+
+def test_pages_of_an_empty_queue_say_what_to_do(browser: Browser, pgqueue_databases: Databases, tmp_path: Path) -> None:
+    with pgqueue_databases.copy() as dsn, serving(dsn, tmp_path / "log", "--open") as url, tab(browser, url) as seen:
+        for name, path in PAGES:
+            if "{id}" in path or name in QUERIES:
+                continue
+            seen.go(path)
+            assert seen.findings() == [], path
+            empty = seen.page.locator("main p", has_text=re.compile(r"^(No|There is no|Nothing)\b"))
+            hint = seen.page.locator("main").get_by_text(
+                re.compile(r"pgqueue \w+|docs/|Declare|Begin|Start|nothing to do")
+            )
+            assert empty.count() == 0 or hint.count() > 0, (path, empty.all_inner_texts())
+
+
+# What visitors do ----------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_filters_opens_and_retries_a_job_and_all_of_a_filter(
+    operator: Tab, dsn: str, tmp_path: Path
+) -> None:
+    page = operator.page
+    page.set_viewport_size({"width": WIDTHS["desk"], "height": HEIGHT})
+    with workers(tmp_path, dsn, TASKS) as fleet:
+        fleet.ready()
+        operator.go("/jobs")
+        page.get_by_label("failed", exact=True).check()
+        page.get_by_label("Task", exact=True).fill("cards.charge")
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_url(re.compile(r"state=failed&.*task=cards\.charge"))
+        row = page.locator("tbody tr").first
+        id = row.get_by_role("link").first.inner_text()
+        row.get_by_role("link").first.click()
+        page.get_by_role("heading", name=f"Job {id}: cards.charge failed").wait_for()
+        assert page.get_by_text("CardDeclined").count() > 0
+        page.get_by_role("button", name="Retry").click()
+        # The page renews itself: the worker completes the job.
+        page.get_by_role("heading", name=f"Job {id}: cards.charge completed").wait_for()
+
+        page.goto(f"{operator.url}/jobs?state=failed&task=cards.charge")
+        page.get_by_role("link", name="retry…").click()
+        page.get_by_text("8 jobs fit now").wait_for()
+        page.get_by_role("button", name="Retry them").click()
+        page.get_by_role("heading", name=re.compile(r"Operation \d+: retry, (done|over|ended|completed)")).wait_for()
+        assert page.get_by_text("8 changed").is_visible()
+        operator.go("/jobs?state=failed")
+        assert page.get_by_text("No job fits").is_visible()
+    operator.clean()
+
+
+def test_an_operator_cancels_all_jobs_of_a_queue_and_sees_the_progress(operator: Tab, dsn: str, tmp_path: Path) -> None:
+    page = operator.page
+    operator.go("/jobs?state=available&queue=mail")
+    page.get_by_role("link", name="cancel…").click()
+    page.get_by_text("40 jobs fit now: state available, queue mail").wait_for()
+    page.get_by_label("Jobs a second at most").fill("20")
+    page.get_by_role("button", name="Cancel them").click()
+    page.get_by_role("heading", name=re.compile(r"Operation \d+: cancel, running")).wait_for()
+    with workers(tmp_path, dsn, TASKS) as fleet:  # one that does not serve the queue, and leads
+        fleet.ready()
+        page.get_by_role("progressbar").wait_for()
+        page.get_by_role("heading", name=re.compile(r"Operation \d+: cancel, (done|over|ended|completed)")).wait_for()
+    assert page.get_by_text("40 changed, 0 left out").is_visible()
+    operator.clean()
+
+
+def test_a_reader_sees_the_pages_and_no_button(browser: Browser, url: str, ids: dict[str, int]) -> None:
+    with tab(browser, url) as seen:
+        seen.sign_in(READER)
+        for name, path in PAGES:
+            if next(route.needs for route in ROUTES if route.name == name) != "read":
+                continue
+            seen.go(path.replace("{id}", str(ids.get(name))))
+            assert seen.page.locator("main form[method=post]").count() == 0, path
+        assert seen.page.get_by_role("link", name="retry…").count() == 0
+
+
+def test_who_signs_out_sees_nothing_more(browser: Browser, url: str) -> None:
+    with tab(browser, url) as seen:
+        seen.sign_in(READER)
+        seen.page.get_by_role("button", name="Sign out").click()
+        seen.page.get_by_role("heading", name="Sign in").wait_for()
+        seen.go("/jobs")
+        assert seen.page.get_by_role("heading", name="Sign in").is_visible()

@@ -13,7 +13,7 @@ from mounts import ADDRESS, HELLO, MOUNTS, ROOT, Mount
 from workers import wait_until
 
 import pgqueue
-from pgqueue.web import Visitor, dashboard
+from pgqueue.web import Visitor, dashboard, rendering
 from pgqueue.web.connections import Connections
 
 pytestmark = pytest.mark.promise("F142")
@@ -38,7 +38,7 @@ def test_login_links_files_and_forms_stay_below_the_mount(dsn: str, eyes: Any, m
         assert eyes.one(SESSIONS) is None, "nothing is connected before the first page"
         asked = client.get(f"{ROOT}/queues?x=1")
         assert (asked.status_code, asked.headers["location"]) == (303, f"{ROOT}/login?next=%2Fqueues%3Fx%3D1")
-        assert f"{ROOT}/static/pgqueue.css" in links(client.get(f"{ROOT}/login"))
+        assert f"{ROOT}{rendering.asset('pgqueue.css')}" in links(client.get(f"{ROOT}/login"))
         assert client.get(f"{ROOT}/static/pgqueue.css").headers["content-type"].startswith("text/css")
         form = {"secret": SECRETS.operator, "next": "/queues?x=1"}
         signed = client.post(f"{ROOT}/login", data=form, headers=SAME_SITE)
