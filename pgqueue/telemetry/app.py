@@ -15,8 +15,21 @@ Event = dict[str, Any]
 App = Callable[[Mapping[str, Any], Callable[[], Awaitable[Event]], Callable[[Event], Awaitable[None]]], Awaitable[None]]
 
 
+class Database(Protocol):
+    """The settings of a worker, as far as they are known here."""
+
+    @property
+    def dsn(self) -> str: ...
+
+    @property
+    def schema(self) -> str: ...
+
+
 class Counting(Protocol):
     """A `pgqueue.Worker`, as far as it is known here."""
+
+    @property
+    def settings(self) -> Database: ...
 
     def ask_numbers(self) -> Future[Numbers]:
         """What it has counted, from any thread."""
@@ -38,7 +51,7 @@ def asgi(worker: Counting | None = None) -> App:
         from pgqueue.telemetry.scrape import Scrape
     from pgqueue.telemetry.gauges import Reader
 
-    reader = Reader()
+    reader = Reader() if worker is None else Reader(worker.settings.dsn, worker.settings.schema)
     scrape = Scrape(None if worker is None else worker.ask_numbers, reader.read)
 
     async def app(

@@ -6,7 +6,9 @@ are turned away. Nothing is read from the network but a request line and headers
 
 from __future__ import annotations
 
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -15,6 +17,8 @@ from typing import Any
 
 from pgqueue.database import forks
 from pgqueue.errors import InvalidOption
+
+log = logging.getLogger("pgqueue")
 
 PATH = "/metrics"
 CLIENTS_MOST = 8
@@ -77,7 +81,10 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+        """A client that went away, or was too slow, is no news."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.error("a scrape could not be answered", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -96,9 +96,13 @@ def _by_name(queues: Sequence[QueueInfo]) -> Iterator[tuple[str, list[QueueInfo]
 
 
 class Reader:
-    """Reads the gauges over a connection of its own, which it opens when it is first needed. From any thread."""
+    """Reads the gauges over a connection of its own, which it opens when it is first needed. From any thread.
 
-    def __init__(self) -> None:
+    Without `dsn` and `schema` the configured database is read.
+    """
+
+    def __init__(self, dsn: str | None = None, schema: str | None = None) -> None:
+        self._dsn, self._schema = dsn, schema
         self._conn: psycopg.Connection[Any] | None = None
         self._reading = threading.Lock()
         self._said_at = -SAID_SECONDS
@@ -129,7 +133,7 @@ class Reader:
         self.read(False)
 
     def _read(self) -> list[Sample]:
-        settings = config()
+        settings = config(dsn=self._dsn, schema=self._schema)
         if self._conn is None or self._conn.closed:
             self._conn = psycopg.connect(
                 embedded.resolve(settings.require_dsn()),

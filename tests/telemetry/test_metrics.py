@@ -141,14 +141,9 @@ def test_a_worker_that_was_not_started_has_counted_nothing() -> None:
 # The app -------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_app_answers_where_it_is_mounted_and_nowhere_else(dsn: str) -> None:
-    pgqueue.configure(dsn=dsn)
-
-    class Counted:
-        def ask_numbers(self) -> Future[Numbers]:
-            return answered(Numbers())
-
-    app: Any = pgqueue.telemetry.asgi(Counted())
+async def test_the_app_answers_where_it_is_mounted_and_nowhere_else() -> None:
+    worker = pgqueue.Worker(dsn="host=/nowhere", tasks=[])
+    app: Any = pgqueue.telemetry.asgi(worker)
     async with browsing(app) as browser:
         for path in ("/metrics", "/", "/metrics/"):
             answer = await browser.get(path)
@@ -157,6 +152,25 @@ async def test_the_app_answers_where_it_is_mounted_and_nowhere_else(dsn: str) ->
         assert (head.status_code, head.content) == (200, b"") and int(head.headers["content-length"]) > 100
         assert (await browser.post("/metrics")).status_code == 405
         assert (await browser.get("/metrics/jobs")).status_code == 404
+
+
+@pytest.mark.promise("F167")
+async def test_the_app_of_a_worker_that_leads_reads_the_workers_own_database(dsn: str) -> None:
+    pgqueue.configure(dsn="host=/nowhere")
+    async with work(dsn) as worker:
+        app: Any = pgqueue.telemetry.asgi(worker)
+        await until(lambda: worker.services.election.leads())
+        async with browsing(app) as browser:
+            found = values((await browser.get("/metrics")).text)
+        assert of(found, "pgqueue_workers_alive") == 1 and of(found, "pgqueue_fenced_total") == 0
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "lifespan.shutdown"}
+
+        async def send(event: dict[str, Any]) -> None:
+            pass
+
+        await app({"type": "lifespan"}, receive, send)  # closes its connection
 
 
 async def test_without_a_worker_the_app_shows_the_gauges(dsn: str) -> None:
