@@ -128,6 +128,35 @@ async def test_a_wait_counts_from_when_the_job_could_run(desk: Desk, waited: flo
 
 
 @pytest.mark.promise("F90")
+@pytest.mark.parametrize("number", [1, 64, 65, 71, 72, 73, 2_000])
+async def test_each_job_of_a_flush_is_counted_and_of_many_each_eighth_measured(desk: Desk, number: int) -> None:
+    jobs = [ended(n, ran=0.1 if n % 8 else 0.001, waited=float(n % 8)) for n in range(number)]
+    desk.counters.ended([(job, COMPLETED) for job in jobs])
+    counted = desk.counted()["t"]
+    assert counted["completed"] == counted["started"] == sum(counted["run"]) == sum(counted["wait"]) == number
+    if number > 64:  # each eighth is a quick one, which does not happen outside of this test
+        assert (counted["run"], counted["wait"]) == ([number], [number])
+        assert counted["run_seconds"] == pytest.approx(0.001 * number)
+    else:
+        assert counted["run_seconds"] == pytest.approx(sum(job.ran for job in jobs))
+        assert counted["wait_seconds"] == pytest.approx(sum(n % 8 for n in range(number)))
+
+
+@pytest.mark.promise("F90")
+async def test_a_flush_of_several_tasks_and_queues_is_counted_for_each(desk: Desk) -> None:
+    """Also in turns, and with one that has few."""
+    entries = [(ended(n, task=f"t{n % 3}", queue=f"q{n % 2}"), COMPLETED) for n in range(600)]
+    entries.insert(300, (ended(1_000, task="few"), COMPLETED))
+    desk.counters.ended(entries)
+    counts = desk.counters._part.counts
+    assert {names: each.happened["completed"] for names, each in counts.items()} == {
+        **{(f"q{queue}", f"t{task}"): 100 for queue in range(2) for task in range(3)},
+        ("q", "few"): 1,
+    }
+    assert {sum(each.wait) for names, each in counts.items() if names != ("q", "few")} == {100}
+
+
+@pytest.mark.promise("F90")
 async def test_the_rest_beyond_200_tasks_is_counted_together(desk: Desk) -> None:
     desk.counters.ended([(ended(n, task=f"t{n}"), COMPLETED) for n in range(TASKS_MOST + 50)])
     counted = desk.counted()
