@@ -4,19 +4,21 @@
 -- Of this limit or rate (`kind` is one of the two words) as a JSON object: 100 `holders`, those that run longest first, and the first 100
 -- `waiters` by key and turn. A rate has no holders; of its keys the first 1,000 are looked at.
 WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= %(kind)s::text || ':' || %(name)s::text ORDER BY b.key LIMIT 1)
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b
+     WHERE %(kind)s::text = 'rate' AND b.key > 'rate:' || %(name)s::text || ':' ORDER BY b.key LIMIT 1)
     UNION ALL
+    -- Not with the colon: most collations sort keys of other names among these.
     SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
-    FROM walked w
-    WHERE starts_with(w.key, %(kind)s::text || ':' || %(name)s::text)
-      AND w.place < CASE %(kind)s::text WHEN 'rate' THEN 1000 ELSE 1 END
+    FROM walked w WHERE starts_with(w.key, 'rate:' || %(name)s::text) AND w.place < 1000
+), named AS (
+    SELECT %(kind)s::text || ':' || %(name)s::text AS key
+    UNION ALL
+    SELECT key FROM walked WHERE starts_with(key, 'rate:' || %(name)s::text || ':')
 ), waiting AS (
-    SELECT b.* FROM walked w CROSS JOIN LATERAL (
+    SELECT b.* FROM named n CROSS JOIN LATERAL (
         SELECT b.id, b.task, b.queue, b.key, b.rank, greatest(b.enqueued_at, b.run_at) AS since
-        FROM pgqueue.job_blocked b WHERE b.key = w.key ORDER BY b.rank, b.id LIMIT 100
+        FROM pgqueue.job_blocked b WHERE b.key = n.key ORDER BY b.rank, b.id LIMIT 100
     ) AS b
-    WHERE w.key = %(kind)s::text || ':' || %(name)s::text
-       OR %(kind)s::text = 'rate' AND starts_with(w.key, 'rate:' || %(name)s::text || ':')
     LIMIT 100
 ), holding AS (
     (SELECT id, task, queue, state, worker_id, started_at AS since FROM pgqueue.job_running

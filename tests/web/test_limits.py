@@ -161,6 +161,20 @@ async def test_the_jobs_of_a_limit_and_of_a_rate_are_listed_in_their_order(dsn: 
         assert "<script" not in without_our_script(evil.text)
 
 
+@pytest.mark.promise("F148")
+async def test_the_keys_of_a_rate_are_found_beside_very_many_of_another_name(dsn: str, eyes: Eyes) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, key, rate_key) SELECT 'web.task', 'blocked', 'rate:' || key, key "
+        "FROM generate_series(1, 1500) AS n, LATERAL (VALUES ('mail2:' || n), ('mail' || n)) AS other (key)"
+    )
+    eyes.do("INSERT INTO pgqueue.job (task, state, key, rate_key) VALUES ('it', 'blocked', 'rate:mail:z', 'mail:z')")
+    async with reading(dsn) as browser:
+        found = await browser.get("/limits/jobs?rate=mail", headers={"accept": "application/json"})
+        assert [each["task"] for each in found.json()["items"][0]["waiters"]] == ["it"]
+        other = await browser.get("/limits/jobs?rate=mail2", headers={"accept": "application/json"})
+        assert len(other.json()["items"][0]["waiters"]) == 100
+
+
 @pytest.mark.promise("F148", "F138", "F139")
 async def test_names_are_escaped_and_a_redacted_key_has_no_button(dsn: str, eyes: Eyes) -> None:
     for id, key in ((1, EVIL), (2, "token:abcdef"), (3, "turned\u202e")):
