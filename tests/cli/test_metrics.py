@@ -33,6 +33,10 @@ async def quick(n: int = 0) -> None: ...
 def fails() -> None:
     raise ValueError("no")
 
+@pgqueue.task(name="shop.held")
+def held() -> None:
+    __import__("time").sleep(2.0)
+
 @pgqueue.task(name="shop.blocks")
 async def blocks(seconds: float) -> None:
     __import__("time").sleep(seconds)
@@ -117,10 +121,14 @@ def test_a_supervisor_answers_for_its_processes_also_for_those_that_have_ended(d
         worker.says("it has run 30 jobs")
         wait_until(lambda: scraped(port).get("pgqueue_workers_alive{}", 0) >= 2)
         wait_until(lambda: scraped(port)['pgqueue_slots{"state": "free"}'] == 20)
+        enqueue(dsn, "shop.held")
+        wait_until(lambda: scraped(port)['pgqueue_slots{"state": "busy"}'] == 1)
         for child in psutil.Process(worker.process.pid).children():
             child.send_signal(SIGKILL)
         wait_until(lambda: scraped(port)['pgqueue_slots{"state": "free"}'] < 20)
         assert jobs(scraped(port), "shop.quick") == 100
+        wait_until(lambda: scraped(port)["pgqueue_rescued_total{}"] == 1)  # the supervisor has given it back
+        wait_until(lambda: jobs(scraped(port), "shop.held") == 1)
         assert promtool("check", "metrics", stdin=fetched(port)) == ""
         worker.signal(SIGTERM)
         assert worker.ends() == 0
