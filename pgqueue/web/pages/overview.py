@@ -1,11 +1,12 @@
 """The first page: how many jobs there are, what is wrong, and what happened in the last hour.
 
 How many jobs there are is read once: the status and the doctor are both made of it. Each part is read in a transaction
-of its own. If one of them takes too long, the page says so and shows the others.
+of its own, at the same time. If one of them takes too long, the page says so and shows the others.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -27,9 +28,11 @@ async def overview(asked: Asked) -> Page:
     """The states with their numbers as items; findings, the oldest jobs, minutes and totals beside them."""
     numbers, no_numbers = await asked.part(ameasured)
     known = numbers or _nothing()
-    status, no_status = await asked.part(lambda conn: astanding(conn, known))
-    diagnosis, no_diagnosis = await asked.part(lambda conn: adiagnosis(conn, known))
-    history, no_history = await asked.part(lambda conn: ahistory(conn, by="all"))
+    (status, no_status), (diagnosis, no_diagnosis), (history, no_history) = await asyncio.gather(
+        asked.part(lambda conn: astanding(conn, known)),
+        asked.part(lambda conn: adiagnosis(conn, known)),
+        asked.part(lambda conn: ahistory(conn, by="all")),
+    )
     problems = _distinct(no_numbers, no_status, no_diagnosis, no_history)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
