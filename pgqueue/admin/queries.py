@@ -322,8 +322,15 @@ def read_one(rows: list[Row]) -> JobInfo | None:
 
 
 def searching(schema: str, **asked: Unpack[Criteria]) -> Steps[Page]:
-    """The statements of a search. With a key the jobs that have it now come first, and are left out of the walk."""
-    walk, after = newest(schema, **asked), asked.get("after")
+    """The statements of a search. With a key the jobs that have it now come first, and are left out of the walk.
+
+    What is asked is checked at once, before the first of them.
+    """
+    return _searching(newest(schema, **asked), schema, asked)
+
+
+def _searching(walk: Statement[Page], schema: str, asked: Criteria) -> Steps[Page]:
+    after = asked.get("after")
     if asked.get("key") is None:
         return walk.read((yield _rows(walk)))
     [[found]] = yield Statement(text("queries_keyed", schema), walk.params, list)
