@@ -37,7 +37,8 @@ WHOLE = {
     "source_waiting", "tasks_list",  # the refused rows, the jobs of each state, with a LIMIT
     "unblock_refuse_unfit",
     "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
-    "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as somebody cancels, as many as run
+    "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as are cancelled, as many as run
+    "activity_mark",  # as many as run, once a second for all open pages of a dashboard
     "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait
     "refused_list", "refused_retry",  # by hand
     "source_head",  # the end of an index, once for `pgqueue relay --once`
