@@ -211,6 +211,7 @@ class Dashboard:
             "has_login": self._gate.has_login,
             "notice": None,
             "live": way_of(visit.visitor),
+            "seen": self.live.number,
         }
 
     # What is no page --------------------------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ Why no stream leaks a connection or a task:
 5. `STREAMS_MOST` bounds the number. There is no await between the look at the number and the entry.
 
 Why a stream does not outlive the rights: it ends after `STREAM_SECONDS`, and the browser asks for the next one. That
-request goes through the gate like any other. Why nothing is missed between two streams: each push has a number, and the
-browser names the last one that it has seen.
+request goes through the gate like any other.
+
+Why nothing is missed between two streams, or between a page and its stream, while the listener runs: each push has a
+number, and the browser names the last one that it has seen.
 
 Why there are at most four pushes a second: after each the listener rests for `REST_SECONDS`.
 """
@@ -31,6 +33,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -91,9 +94,15 @@ class Live:
             raise Problem(503, "Too many open pages", "No more pages are told of changes.", FULL_SECONDS)
 
         async def stream(scope: Scope, receive: Receive, send: Send) -> None:
-            await self._serve(visitor.headers.get("last-event-id"), receive, send)
+            await self._serve(self._seen(visitor), receive, send)
 
         return stream
+
+    def _seen(self, visitor: Visitor) -> str | None:
+        """The last push that this browser has seen: in a stream, else when its page was made by this process."""
+        query = parse_qs(bytes(visitor.scope.get("query_string", b"")).decode("latin-1"))
+        [made] = query.get("seen", [""])[-1:]
+        return visitor.headers.get("last-event-id") or (made if made.startswith(f"{self._process}.") else None)
 
     async def _serve(self, seen: str | None, receive: Receive, send: Send) -> None:
         """Answer with a stream. `seen` is the number of the last push that this browser has seen."""
@@ -102,8 +111,8 @@ class Live:
             async with self._stream() as changed, asyncio.timeout(STREAM_SECONDS):
                 raw = [(name.encode(), value.encode()) for name, value in headers.items()]
                 await send({"type": "http.response.start", "status": 200, "headers": raw})
-                await _say(send, f"retry: {RETRY_SECONDS * 1000}\nid: {self._number}\n\n")
-                if seen not in (None, self._number):
+                await _say(send, f"retry: {RETRY_SECONDS * 1000}\nid: {self.number}\n\n")
+                if seen not in (None, self.number):
                     changed.set()
                 await self._push(changed, receive, send)
         with suppress(TimeoutError, OSError):
@@ -120,14 +129,14 @@ class Live:
                     return
                 changed.clear()
                 told = _task(changed.wait())
-                await _say(send, f"id: {self._number}\ndata: changed\n\n")
+                await _say(send, f"id: {self.number}\ndata: changed\n\n")
         finally:
             left.cancel()
             told.cancel()
             await asyncio.gather(left, told, return_exceptions=True)
 
     @property
-    def _number(self) -> str:
+    def number(self) -> str:
         """Of the last push. Another process has other numbers."""
         return f"{self._process}.{self._pushes}"
 

@@ -21,7 +21,7 @@ SELECT '1 hour', 4100 + n, 10, CASE WHEN n < 3 THEN 'worker-1' ELSE 'worker-2' E
        CASE WHEN n < 3 THEN ARRAY['default', 'mail'] ELSE ARRAY['images', 'reports'] END, 'running',
        ARRAY['mail.send_receipt', 'mail.newsletter', 'cards.charge', 'orders.ship', 'images.thumbnail',
     'reports.monthly'],
-       now() - interval '3 hours', now(), 88080384 + n * 4194304, CASE WHEN n < 3 THEN 1 ELSE 2 END
+       now() - interval '25 minutes', now(), 88080384 + n * 4194304, CASE WHEN n < 3 THEN 1 ELSE 2 END
 FROM generate_series(1, 3) AS n;
 """
 WAITING = """

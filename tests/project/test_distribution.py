@@ -19,11 +19,11 @@ GIVEN, REPEATED = "pyproject.toml", ["README.md", "pgqueue/distribution.py"]
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Every file of the source distribution, by its path."""
+    """Every file of the source distribution with text, by its path."""
     for place in PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]:
         top = ROOT / place.removeprefix("/")
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
-            if path.is_file() and path.suffix != ".pyc":
+            if path.is_file() and path.suffix not in (".pyc", ".png"):
                 yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 

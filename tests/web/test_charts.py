@@ -102,3 +102,27 @@ async def test_the_page_draws_what_happened_and_marks_changes_by_hand(dsn: str, 
         none = await browser.get("/history", params={"range": range_, "queue": "other"})
         assert "Nothing happened" in none.text
         assert (await browser.get("/history?range=1y")).status_code == 400
+
+
+@pytest.mark.promise("F156")
+async def test_a_version_is_marked_where_its_oldest_worker_started(dsn: str, eyes: Eyes) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state, started_at, dead_at) "
+        "SELECT '1 hour', 1, 1, 'h', version, '{default}', 'running', pgqueue.now() - ago::interval, dead "
+        "FROM (VALUES ('v1', '3 days', NULL), ('v2<b>', '30 minutes', NULL), ('v2<b>', '20 minutes', NULL), "
+        "             ('v0', '10 minutes', pgqueue.now())) AS given (version, ago, dead)"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.history_minute (at, bin, queue, task, completed) "
+        "SELECT date_trunc('minute', pgqueue.now() - interval '9 minutes'), bin, 'mail', 'mail.send', 9 "
+        "FROM pgqueue.ring WHERE kind = 'minute'"
+    )
+    async with reading(dsn) as browser:
+        asked = {"accept": "application/json"}
+        found = (await browser.get("/history", headers=asked)).json()["versions"]
+        assert [each["version"] for each in found] == ["v2<b>"]
+        assert 0.4 * charts.WIDTH < found[0]["x"] < 0.6 * charts.WIDTH
+        page = (await browser.get("/history")).text
+        assert page.count('class="version"') >= 2 and "v2&lt;b&gt;: the start of its oldest worker" in page
+        found = (await browser.get("/history?range=30d", headers=asked)).json()["versions"]
+        assert [each["version"] for each in found] == ["v2<b>", "v1"]

@@ -189,6 +189,12 @@ async def test_what_changes_between_two_streams_is_told_to_the_second(
             await until(lambda: second.pushes)
         async with streaming(made, READS | {"last-event-id": "of another process.7"}) as foreign:
             await until(lambda: foreign.pushes)
+        async with streaming(made, READS, query_string=f"seen={seen}".encode()) as of_a_page:
+            await until(lambda: of_a_page.pushes)
+        for query in (b"seen=other.1", f"seen={other.number}".encode(), b"seen=", b""):
+            async with streaming(made, READS, query_string=query) as same:
+                await until(lambda same=same: same.text)  # type: ignore[misc]
+                assert same.pushes == []
 
 
 @pytest.mark.promise("F155")

@@ -1,13 +1,17 @@
-"""What happened, as charts: throughput, failures, waits, and how many jobs there were. Changes by hand are marked."""
+"""What happened, as charts: throughput, failures, waits, and how many jobs there were.
+
+Changes by hand are marked, and new versions of the application.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
 from pgqueue.admin.history import HistoryRow, ahistory
+from pgqueue.admin.workers import WorkerNow, aworkers
 from pgqueue.jobs import histogram
 from pgqueue.web import charts
 from pgqueue.web.charts import Chart, Step
@@ -39,8 +43,14 @@ async def history(asked: Asked) -> Page:
         lambda conn: ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all")  # type: ignore[arg-type]
     )
     changes = await asked.read(lambda conn: aaudit(conn, since=first, limit=MARKS_MOST))
+    workers = await asked.read(aworkers)
     given = charts.steps(rows, first, length, number)
     marks = [_mark(each, charts.place_of(each.at, first, number * length)) for each in changes]
+    versions = [
+        {"x": x, "at": at, "version": version}
+        for version, at in _versions(workers).items()
+        if (x := charts.place_of(at, first, number * length)) is not None
+    ]
     view = {
         "asked": {"range": range_, "queue": queue or "", "task": task or ""},
         "extents": EXTENTS,
@@ -52,7 +62,8 @@ async def history(asked: Asked) -> Page:
         "waiting": charts.line(given, _waiting) if task is None else None,
         "oldest": charts.line(given, lambda step: step.most("oldest")) if task is None else None,
     }
-    more = {"first": first, "step_seconds": length.total_seconds(), "marks": marks, "charts": plain(shown)}
+    more = {"first": first, "step_seconds": length.total_seconds(), "charts": plain(shown)}
+    more |= {"marks": marks, "versions": versions}
     return Page("history.html", [_item(step) for step in given if step.rows], more, view)
 
 
@@ -61,6 +72,17 @@ def last_hour(rows: Sequence[HistoryRow]) -> dict[str, Chart]:
     _, length, number = RANGES["1h"]
     given = charts.steps(rows, _begin(datetime.now(UTC), length) - (number - 1) * length, length, number)
     return {"ended": charts.stacked(given, ENDED), "waits": charts.line(given, _wait)}
+
+
+def _versions(workers: Iterable[WorkerNow]) -> dict[str, datetime]:
+    """Since when each version runs, the newest first: the start of its oldest worker that is not known to be dead.
+
+    Nothing else is kept of versions. So a version whose workers have all been replaced since has a later mark.
+    """
+    found: dict[str, datetime] = {}
+    for worker in sorted(workers, key=lambda worker: worker.started_at):
+        found.setdefault(worker.version_tag, worker.started_at)
+    return dict(sorted(found.items(), key=lambda each: each[1], reverse=True))
 
 
 def _begin(at: datetime, length: timedelta) -> datetime:

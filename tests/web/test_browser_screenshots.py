@@ -1,0 +1,85 @@
+"""The pictures of docs/dashboard.md.
+
+A usual run makes them and throws them away. With PGQUEUE_SCREENSHOTS=docs/images they are written there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import shop_queue
+from browsers import Tab, launched, tab
+from psycopg.conninfo import conninfo_to_dict
+from web_processes import OPERATOR, serving
+
+from pgqueue.pytest_plugin import Databases
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.second, pytest.mark.promise("F157")]
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "dashboard.md"
+PICTURES: dict[str, tuple[str, Any]] = {
+    "overview": ("/", "light"),
+    "jobs": ("/jobs?state=failed&task=cards.charge", "light"),
+    "job": ("/jobs/{id}", "dark"),
+    "history": ("/history", "light"),
+    "workers": ("/workers", "dark"),
+}
+"""The name of the picture, the page, and the theme."""
+MOST = 100_000  # bytes
+NAME = """
+([name, instead]) => {
+    const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) texts.currentNode.nodeValue = texts.currentNode.nodeValue.replaceAll(name, instead);
+}
+"""
+"""The database of a test has a name that says nothing to readers."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def dsn(pgqueue_databases: Databases) -> Iterator[str]:
+    with pgqueue_databases.copy() as made:
+        shop_queue.fill(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def operator(browser: Browser, dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    log = tmp_path_factory.mktemp("web") / "log"
+    with serving(dsn, log, "--auth") as url, tab(browser, url) as made:
+        made.page.set_viewport_size({"width": 1120, "height": 720})
+        made.sign_in(OPERATOR)
+        yield made
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_each_picture_of_the_docs_can_be_made(operator: Tab, dsn: str, name: str, tmp_path: Path) -> None:
+    where = Path(os.environ.get("PGQUEUE_SCREENSHOTS") or tmp_path)
+    path, theme = PICTURES[name]
+    with psycopg.connect(dsn) as conn:
+        [(id,)] = conn.execute("SELECT max(id) FROM pgqueue.job_dead WHERE state = 'failed'").fetchall()
+    operator.page.emulate_media(color_scheme=theme)
+    operator.go(path.replace("{id}", str(id)))
+    operator.page.evaluate(NAME, [conninfo_to_dict(dsn)["dbname"], "shop"])
+    picture = operator.page.screenshot(path=where / f"{name}.png")
+    assert picture.startswith(b"\x89PNG") and len(picture) < MOST
+    assert f"(images/{name}.png)" in PAGE.read_text(encoding="utf-8")
+    assert len((PAGE.parent / "images" / f"{name}.png").read_bytes()) < MOST
+
+
+def test_there_is_no_other_picture() -> None:
+    assert {path.stem for path in (PAGE.parent / "images").iterdir()} == set(PICTURES)
