@@ -2,8 +2,8 @@
 
 Tasks write them when a job is made. `timeouts` reads the first when the job is to run, `outcomes` the second when an
 attempt has failed. They are headers and not columns, because then only jobs that have them pay for them. Other headers
-with a reserved name are `pgqueue:tick` and `pgqueue:schedule` (`cron`), and `pgqueue:attempt`, of traces. A successor
-names its job in `pgqueue:parent`. Any enqueuer may write any of them, for example from SQL: the values read here are
+with a reserved name are those of a tick (`cron`), and `pgqueue:attempt`, of traces. A successor names its job in
+`pgqueue:parent`. Any enqueuer may write any of them, for example from SQL: the values read here are
 therefore checked.
 """
 
