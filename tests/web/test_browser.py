@@ -112,19 +112,24 @@ def test_a_page_that_fails_can_be_read(operator: Tab) -> None:
     assert len(operator.said) == 1 and "404" in operator.said.pop()
 
 
-def test_everything_is_reached_by_keyboard_and_seen_there(operator: Tab, ids: dict[str, int]) -> None:
-    for path in ("/jobs", f"/jobs/{ids['job']}", "/queues", "/enqueue"):
-        operator.go(path)
-        operator.page.set_viewport_size({"width": WIDTHS["phone"], "height": HEIGHT})
-        first, *reached = list(tabbed(operator))
-        assert first["text"] == "Skip to the content"
-        assert [each for each in (first, *reached) if not (each["outlined"] and each["inside"])] == []
-        wanted: int = operator.page.evaluate(
-            "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, "
-            '[tabindex="0"]\')].filter(e => e.checkVisibility()).length'
-        )
-        radios: int = operator.page.evaluate("document.querySelectorAll('input[type=radio]').length")
-        assert wanted - radios <= len(reached) + 1 <= wanted
+@pytest.mark.parametrize(("name", "path"), PAGES, ids=[name for name, _ in PAGES])
+def test_everything_is_reached_by_keyboard_and_seen_there(
+    operator: Tab, ids: dict[str, int], name: str, path: str
+) -> None:
+    operator.page.set_viewport_size({"width": WIDTHS["phone"], "height": HEIGHT})
+    operator.go(path.replace("{id}", str(ids.get(name))))
+    first, *reached = list(tabbed(operator))
+    assert first["text"] == "Skip to the content"
+    assert [each for each in (first, *reached) if not (each["outlined"] and each["inside"])] == []
+    wanted: int = operator.page.evaluate(
+        "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, "
+        '[tabindex="0"]\')].filter(e => e.checkVisibility()).length'
+    )
+    radios: int = operator.page.evaluate("document.querySelectorAll('input[type=radio]').length")
+    assert wanted - radios <= len(reached) + 1 <= wanted
+
+
+def test_the_first_key_leads_to_the_content(operator: Tab) -> None:
     operator.go("/jobs")
     operator.page.keyboard.press("Tab")
     operator.page.keyboard.press("Enter")
