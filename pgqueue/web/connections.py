@@ -11,13 +11,17 @@ Why a page says within a second that the database is away, and why:
 2. If that succeeds, the pool's attempt will, too: the request waits for it.
 3. While another request has a connection of the pool, the database is there. Then requests wait for their turn.
 4. A connection that was idle is asked before it is given out. So no page is lost with a connection that was lost.
+
+Why the end of a loop does not hang, although no lifespan event told of it: its runner cancels every task and waits for
+them. A task of the pool that is connecting takes this for a failure, and goes on. So one more task waits for the end,
+and closes the pool then: that stops such tasks, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
@@ -37,6 +41,8 @@ SILENCE_SECONDS = 0.2
 """After so long a request tries to connect by itself."""
 ANSWER_SECONDS = 0.7
 """So long that may take. Then it says that the database does not answer."""
+CLOSE_SECONDS = 0.5
+"""So long the end waits for attempts to connect, which are given up then."""
 STATEMENT_SECONDS = 2
 IDLE_SECONDS = 120.0
 
@@ -61,6 +67,7 @@ class Connections:
         self._dsn = ""
         self._used = 0
         self._returning = set[asyncio.Task[None]]()
+        self._closing: asyncio.Task[None] | None = None
 
     async def read(self, ask: Ask[T]) -> T:
         """What `ask` finds out, in one transaction that only reads. Each of its statements may take 2 s."""
@@ -84,7 +91,9 @@ class Connections:
         """Close the connections. The next request opens new ones."""
         pool, self._pool = self._pool, None
         if pool is not None and self._loop is asyncio.get_running_loop():
-            await pool.close()
+            await pool.close(CLOSE_SECONDS)
+            if self._closing is not None:
+                self._closing.cancel()
 
     @asynccontextmanager
     async def _connection(self, pool: AsyncConnectionPool[Connection]) -> AsyncIterator[Connection]:
@@ -138,7 +147,17 @@ class Connections:
                 )
                 await pool.open()
                 self._pool, self._dsn = pool, dsn
+                self._closing = asyncio.create_task(_close_at_the_end(pool))
             return self._pool
+
+
+async def _close_at_the_end(pool: AsyncConnectionPool[Connection]) -> None:
+    """Close the pool when this task is cancelled, with all others of its loop."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        with suppress(asyncio.CancelledError):  # of the pool's tasks, which are cancelled, too
+            await pool.close(CLOSE_SECONDS)
 
 
 async def _reached(dsn: str) -> None:

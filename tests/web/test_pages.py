@@ -8,6 +8,7 @@ import re
 import socket
 from html.parser import HTMLParser
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 from typing import Any
 from urllib.parse import unquote
@@ -695,6 +696,27 @@ def test_nothing_is_connected_before_the_first_request_and_another_loop_has_its_
     # The first loop has ended, and with it all that would open another connection for its pool.
     assert asyncio.run(ask(4)) == {200}
     assert made._connections._pool is not first
+
+
+@pytest.mark.promise("F162")
+def test_a_loop_ends_while_a_connection_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a server at its end, if the dashboard is mounted and is told of no end. The database does not answer."""
+    from pgqueue.web import dashboard
+
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.7)
+    made = dashboard.made(lambda visitor: "read")
+    statuses: list[int] = []
+
+    async def ask() -> None:
+        async with browsing(made) as browser:
+            statuses.append((await browser.get("/queues")).status_code)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pgqueue.configure(dsn=f"postgresql://app@127.0.0.1:{silent.getsockname()[1]}/shop")
+        loop = Thread(target=lambda: asyncio.run(ask()), daemon=True)
+        loop.start()
+        loop.join(60)
+    assert statuses == [503] and not loop.is_alive()
 
 
 async def test_the_server_tells_of_its_end_and_the_connections_are_closed(dsn: str) -> None:
