@@ -700,7 +700,7 @@ def test_nothing_is_connected_before_the_first_request_and_another_loop_has_its_
 
 @pytest.mark.promise("F162")
 def test_a_loop_ends_while_a_connection_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a server at its end, if the dashboard is mounted and is told of no end. The database does not answer."""
+    """As that of a server at its end, if the dashboard is mounted and not told of it. The database does not answer."""
     from pgqueue.web import dashboard
 
     monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.7)
