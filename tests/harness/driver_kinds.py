@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
-import django
-import django.conf
 import django.db
+import django_settings
 import psycopg
 import psycopg2
 import psycopg2.extensions
@@ -222,9 +221,7 @@ def asyncpg_options(dsn: str) -> dict[str, Any]:
 
 def django_database(dsn: str) -> Any:
     """Django's connection "default", on this database."""
-    if not django.conf.settings.configured:
-        django.conf.settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}})
-        django.setup()
+    django_settings.configure()
     parts = conninfo_to_dict(dsn)
     names = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
     wrapper = django_connections["default"]

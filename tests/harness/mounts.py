@@ -15,6 +15,7 @@ from time import sleep
 from typing import Any, TypeVar
 from wsgiref.util import shift_path_info
 
+import django_settings
 import httpx
 from a2wsgi import ASGIMiddleware
 
@@ -179,8 +180,7 @@ ROOT = "/ops/jobs"
 
 @contextmanager
 def _django() -> Iterator[None]:
-    """Django with one page. Other tests of this process may have configured it already."""
-    from django.conf import settings
+    """Django with one page."""
     from django.http import HttpRequest, HttpResponse
     from django.test import override_settings
     from django.urls import path
@@ -188,7 +188,6 @@ def _django() -> Iterator[None]:
     def hello(request: HttpRequest) -> HttpResponse:
         return HttpResponse(HELLO)
 
-    if not settings.configured:
-        settings.configure()
+    django_settings.configure()
     with override_settings(ROOT_URLCONF=(path("hello", hello),), ALLOWED_HOSTS=["*"]):
         yield
