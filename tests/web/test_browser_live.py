@@ -18,6 +18,7 @@ from playwright.sync_api import expect
 from web_processes import serving
 
 import pgqueue
+from pgqueue.client import schedules
 from pgqueue.pytest_plugin import Databases
 
 if TYPE_CHECKING:
@@ -137,6 +138,85 @@ def told(beside: Tab, dsn: str) -> str:
     id = enqueue(dsn)
     expect(row(beside, id)).to_be_visible()
     return id
+
+
+def becomes(dsn: str, id: str, state: str) -> None:
+    """The job has ended so, as if a worker had run it."""
+    with psycopg.connect(dsn) as conn:
+        conn.execute("DELETE FROM pgqueue.job WHERE id = %s", [id])
+        conn.execute(
+            "INSERT INTO pgqueue.job (id, task, state, attempt, started_at, finished_at, reason) "
+            "OVERRIDING SYSTEM VALUE VALUES (%s, 'orders.ship', %s, 1, now(), now(), %s)",
+            [id, state, None if state == "completed" else "error"],
+        )
+
+
+@pytest.mark.promise("F154")
+@pytest.mark.parametrize(("before", "label"), [("available", "Cancel"), ("failed", "Retry")])
+def test_a_button_with_the_focus_never_becomes_that_of_another_action(
+    seen: Tab, beside: Tab, dsn: str, before: str, label: str
+) -> None:
+    """A completed job is run again as a new one: that is another action than to retry, although by the same path."""
+    id = enqueue(dsn)
+    if before == "failed":
+        becomes(dsn, id, "failed")
+    seen.go(f"/jobs/{id}")
+    sent: list[str] = []
+    seen.page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    seen.page.get_by_role("button", name=label, exact=True).focus()
+    becomes(dsn, id, "completed")
+    told(beside, dsn)
+    expect(seen.page.get_by_role("button", name="Run again")).to_be_visible()
+    assert seen.page.evaluate("document.activeElement.id") == "main"
+    seen.page.keyboard.press("Enter")
+    seen.page.keyboard.press(" ")
+    told(beside, dsn)
+    assert sent == []
+
+
+@pytest.mark.promise("F154")
+def test_in_a_row_the_focus_stays_with_the_same_action_alone(seen: Tab, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        schedules.add(conn, "focus", pgqueue.Every(32_400), TASK)
+        seen.go("/schedules")
+        its = seen.page.locator("tr", has=seen.page.get_by_role("rowheader", name="focus", exact=True))
+        its.get_by_role("button", name="Run now").focus()
+        schedules.pause(conn, "focus")
+        enqueue(dsn)
+        expect(its.get_by_role("button", name="Resume")).to_be_visible()
+        assert seen.page.evaluate("document.activeElement.innerText") == "Run now"
+        its.get_by_role("button", name="Resume").focus()
+        schedules.resume(conn, "focus")
+        enqueue(dsn)
+        expect(its.get_by_role("button", name="Pause")).to_be_visible()
+        assert seen.page.evaluate("document.activeElement.id") == "main"
+
+
+@pytest.mark.promise("F154")
+@pytest.mark.parametrize("way", ["pointer", "space"])
+def test_what_is_pressed_is_what_is_done(seen: Tab, beside: Tab, dsn: str, way: str) -> None:
+    """The job completes between pressing and releasing."""
+    id = enqueue(dsn)
+    seen.go(f"/jobs/{id}")
+    sent: list[str] = []
+    seen.page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    button = seen.page.get_by_role("button", name="Cancel", exact=True)
+    if way == "pointer":
+        button.hover()
+        seen.page.mouse.down()
+    else:
+        button.focus()
+        seen.page.keyboard.down(" ")
+    becomes(dsn, id, "completed")
+    told(beside, dsn)
+    told(beside, dsn)
+    assert button.is_visible()
+    if way == "pointer":
+        seen.page.mouse.up()
+    else:
+        seen.page.keyboard.up(" ")
+    expect(seen.page.get_by_text("Nothing was done: the job had ended before.")).to_be_visible()
+    assert sent == [f"{seen.url}/jobs/{id}/cancel"]
 
 
 HIDE = """

@@ -77,10 +77,13 @@
   }
   main.addEventListener("input", (event) => touched.add(event.target));
 
-  // Between pressing and releasing a button nothing may move away from under it.
+  // Between pressing and releasing a button, or the space key on it, nothing may move away from under it.
   let pressed = false;
   addEventListener("pointerdown", () => { pressed = true; });
-  for (const each of ["pointerup", "pointercancel"]) addEventListener(each, () => setTimeout(() => { pressed = false; }, 300));
+  addEventListener("keydown", (event) => { if (event.key === " ") pressed = true; });
+  for (const each of ["pointerup", "pointercancel", "keyup", "blur"]) {
+    addEventListener(each, () => setTimeout(() => { pressed = false; }, 300));
+  }
 
   function busy() {
     for (const each of touched) if (!differs(each)) touched.delete(each);
@@ -166,7 +169,7 @@
     let at = old.firstChild;
     for (const wanted of fresh.childNodes) {
       const name = key(wanted);
-      let found = name === null ? at : known.get(name) ?? null;
+      const found = name === null ? at : known.get(name) ?? null;
       known.delete(name);
       if (found === null || found.nodeName !== wanted.nodeName || key(found) !== name) {
         old.insertBefore(document.importNode(wanted, true), at);
@@ -183,11 +186,25 @@
     }
   }
 
-  // A row is the same if it is of the same thing: its heading, else its first link. So focus follows a job that moves.
+  // By what an element is known again; null if it is by its place alone.
   function key(node) {
-    if (node.nodeName !== "TR") return node.nodeType === Node.ELEMENT_NODE && node.id ? `#${node.id}` : null;
-    const named = node.querySelector("th[scope=row]") ?? node.querySelector("a[href]");
+    if (node.nodeName === "TR") return rowKey(node);
+    if (node.nodeName === "FORM") return formKey(node);
+    return node.nodeType === Node.ELEMENT_NODE && node.id ? `#${node.id}` : null;
+  }
+
+  // A row is the same if it is of the same thing: its heading, else its first link. So focus follows a job that moves.
+  function rowKey(row) {
+    const named = row.querySelector("th[scope=row]") ?? row.querySelector("a[href]");
     return named === null ? null : named.textContent;
+  }
+
+  // A form is the same if it does the same to the same thing, and says so. Else a button that has the focus would become
+  // the button of another action, and the next key would do that one.
+  function formKey(form) {
+    const fixed = [...form.querySelectorAll("input[type=hidden]")].map((each) => [each.name, each.value]);
+    const labels = [...form.querySelectorAll("button")].map((each) => each.textContent);
+    return JSON.stringify([form.method, form.getAttribute("action"), fixed, labels]);
   }
 
   function say() {
