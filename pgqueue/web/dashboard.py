@@ -210,7 +210,7 @@ class Dashboard:
             "role": "operator" if visit.rights >= OPERATOR else "reader",
             "has_login": self._gate.has_login,
             "notice": None,
-            "live": way_of(visit.visitor),
+            "live": way_of(visit.visitor) if visit.visitor.method in SAFE_METHODS else None,
             "seen": self.live.number,
         }
 

@@ -11,6 +11,7 @@ import pytest
 from browsers import WIDTHS, Tab, launched, tab
 from web_processes import OPERATOR, serving
 
+import pgqueue
 from pgqueue.pytest_plugin import Databases
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ def test_the_pages_are_accessible_with_all_that_can_be_opened(browser: Browser, 
 
 
 @pytest.mark.promise("F150")
-def test_a_form_that_is_refused_keeps_what_was_typed_and_is_sent_again(seen: Tab, dsn: str) -> None:
+def test_a_form_that_is_refused_keeps_what_was_typed_and_is_sent_again(
+    browser: Browser, url: str, seen: Tab, dsn: str
+) -> None:
     page = seen.page
     seen.go("/enqueue")
     page.get_by_role("link", name="shop.order").click()
@@ -102,6 +105,15 @@ def test_a_form_that_is_refused_keeps_what_was_typed_and_is_sent_again(seen: Tab
     assert page.get_by_label("size").input_value() == '"l"'
     assert seen.findings() == []
     seen.said.clear()  # a browser writes the status 422 to its console
+    with tab(browser, url) as beside:  # has been told of a change, and shows it
+        beside.sign_in(OPERATOR)
+        beside.go("/jobs")
+        for _ in range(2):
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                id = str(pgqueue.remote("shop.x").enqueue(conn).id)
+            beside.page.locator("tbody").get_by_role("link", name=id, exact=True).wait_for()
+    assert "items: is not JSON" in page.get_by_role("alert").inner_text()
+    assert page.get_by_label("note").input_value() == "two\nlines"
     page.get_by_label("items").fill('[{"a": 1}]')
     page.get_by_role("button", name="Enqueue").click()
     page.wait_for_url(re.compile(r"/jobs/\d+"))

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from dashboards import OPERATOR_SECRET, READER_SECRET, bearer, browsing, dashboard_of, signed_in
+from dashboards import OPERATOR_SECRET, READER_SECRET, SAME_SITE, bearer, browsing, dashboard_of, signed_in
 from servers import Server
 from standby import catch_up, standby
 from streams import Stream, streaming
@@ -17,9 +17,11 @@ from web_processes import READER, serving
 from workers import Eyes, until, work
 
 import pgqueue
+from pgqueue import Unique
 from pgqueue.client.tasks import task
 from pgqueue.database import migrations
 from pgqueue.web import connections, listener, live
+from pgqueue.web.access import OPERATOR
 
 READS = bearer(READER_SECRET)
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = "
@@ -278,6 +280,29 @@ async def test_pages_with_a_form_to_fill_in_stay_as_they_are(dsn: str) -> None:
         await signed_in(browser, OPERATOR_SECRET)
         assert "data-live" not in (await browser.get("/bulk/new?action=retry&state=failed")).text
         assert "data-live" not in (await browser.get("/nothing")).text
+        assert "data-live" not in (await browser.get("/enqueue")).text
+
+
+async def test_no_answer_to_a_form_is_renewed(dsn: str) -> None:
+    """It stands at an address where another page is: a renewal would show that one, without the error."""
+
+    @task(name="web.once", unique=Unique("once", on_duplicate="raise"))
+    def once() -> None: ...
+
+    twice = {"task": "web.once", "form": "1"}
+    async with dashboard_of(dsn, lambda visitor: OPERATOR) as made, browsing(made, **SAME_SITE) as browser:
+        assert (await browser.post("/enqueue", data=twice)).status_code == 303
+        for status, path, fields in [
+            (409, "/enqueue", twice),
+            (422, "/enqueue", {"task": "web.live", "args": "{"}),
+            (404, "/enqueue", {"task": "web.unknown", "form": "1"}),
+            (404, "/jobs/4711/cancel", {}),
+            (400, "/limits/set", {}),
+            (405, "/history", {}),
+        ]:
+            answer = await browser.post(path, data=fields)
+            assert answer.status_code == status, answer.text
+            assert 'role="alert"' in answer.text and "data-live" not in answer.text, path
 
 
 @pytest.mark.promise("F155")
