@@ -40,9 +40,10 @@ _RESERVED = _words("""
 
 _URL = re.compile(r"(?P<scheme>postgres(?:ql)?)(?:\+(?P<driver>\w+))?://", re.IGNORECASE)
 _OTHER_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_USERINFO = re.compile(r"(?P<before>://[^:@/?]*:).*(?=@)", re.DOTALL)
+# Both read a text once, however long it is: each begins with a fixed text, and what follows cannot be read in two ways.
+_USER = re.compile(r"://[^:@/?]*+:")
 _PASSWORD = re.compile(
-    r"(?P<name>\w*passw(?:or)?d\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|(?:\\.|[^\s&])*)", re.IGNORECASE | re.DOTALL
+    r"(?P<name>passw(?:or)?d\s*+=\s*+)(?:'(?:[^'\\]|\\.)*+'?|(?:\\.|[^\s&])*+)", re.IGNORECASE | re.DOTALL
 )
 
 # Options that only asyncpg or SQLAlchemy's asyncpg dialect understand: their own caches and timeouts.
@@ -166,9 +167,13 @@ def normalize(dsn: str) -> str:
 def safe(dsn: str) -> str:
     """Return `dsn` with every password replaced by `***`, for messages and logs.
 
-    It hides too much rather than too little: a password with an unescaped `@` or `/` in it is hidden as a whole.
+    It hides too much rather than too little: a password with an unescaped `@` or `/` in it is hidden as a whole. It may
+    be given any text; the time grows with its length only.
     """
-    return _PASSWORD.sub(r"\g<name>***", _USERINFO.sub(r"\g<before>***", dsn))
+    end = dsn.rfind("@")
+    if end >= 0 and (user := _USER.search(dsn, 0, end)):
+        dsn = f"{dsn[: user.end()]}***{dsn[end:]}"
+    return _PASSWORD.sub(r"\g<name>***", dsn)
 
 
 @lru_cache(maxsize=64)
