@@ -66,7 +66,7 @@ class Visitor:
     """What `auth` is told of a request; the same under ASGI and WSGI.
 
     - `method`: such as `GET`. `path`: below the mount, such as `/jobs`.
-    - `headers`: by lower-case name. `cookies`: by name.
+    - `headers`: by lower-case name; several of one name are one, joined by commas. `cookies`: by name.
     - `address`: of the browser, or of the proxy if that is not trusted. `scheme`: `http` or `https`.
     - `scope`: the ASGI scope. Starlette's `session` and `user` are in it if their middleware is installed. Under
       a2wsgi the WSGI environ is in it as `wsgi_environ`.
@@ -192,6 +192,7 @@ def _name(host: str) -> str:
         return ""
 
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
@@ -207,19 +208,35 @@ def client_of(peer: str, scheme: str, headers: Mapping[str, str], trusted: Netwo
     """The browser's address and scheme.
 
     A proxy that is trusted is believed: the address is the last one of X-Forwarded-For that is no trusted proxy. Each
-    proxy appends the address it was called from, so what a browser writes there itself comes before it.
+    proxy appends the address it was called from, so what a browser writes there itself comes before it. If that is no
+    address, such as `unknown`, the peer's is taken.
     """
-    if not _in(peer, trusted):
+    if not _in(address_of(peer), trusted):
         return peer, scheme
-    hops = [hop.strip() for hop in headers.get("x-forwarded-for", "").split(",") if hop.strip()]
-    address = next((hop for hop in reversed(hops) if not _in(hop, trusted)), peer)
+    hops = [address_of(hop) for hop in headers.get("x-forwarded-for", "").split(",") if hop.strip()]
+    address = next((hop for hop in reversed(hops) if not _in(hop, trusted)), None)
     said = headers.get("x-forwarded-proto", scheme).rpartition(",")[2].strip().lower()
-    return address, said if said in ("http", "https") else scheme
+    return peer if address is None else str(address), said if said in ("http", "https") else scheme
 
 
-def _in(address: str, trusted: Networks) -> bool:
+def address_of(text: str) -> Address | None:
+    """The address in a text, without a port, a zone, and IPv6 around IPv4. None if there is none.
+
+    >>> [str(address_of(each)) for each in ("192.0.2.1:40001", "[2001:db8::1]:443", "fe80::1%eth0", "::ffff:192.0.2.1")]
+    ['192.0.2.1', '2001:db8::1', 'fe80::1', '192.0.2.1']
+    >>> address_of("unknown")
+    """
+    host = text.strip()
+    if host.startswith("["):
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
     try:
-        found = ipaddress.ip_address(address)
+        found = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return False
-    return any(found in network for network in trusted)
+        return None
+    return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
+
+
+def _in(address: Address | None, trusted: Networks) -> bool:
+    return address is not None and any(address in network for network in trusted)

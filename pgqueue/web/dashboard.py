@@ -144,7 +144,7 @@ class Dashboard:
 
     def _visit(self, request: Request) -> Visit:
         scope = request.scope
-        headers = dict(request.headers)
+        headers = _headers(request)
         address, scheme = client_of(_peer(request), str(scope.get("scheme", "http")), headers, self._place.trusted)
         root = self._root(scope)
         path = _path(scope)
@@ -292,6 +292,15 @@ def _path(scope: Scope) -> str:
     elif root and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]
     return path or "/"
+
+
+def _headers(request: Request) -> dict[str, str]:
+    """The headers by name. Several of one name are joined as HTTP says: a proxy may add a line of its own to ours."""
+    found: dict[str, str] = {}
+    for name, value in request.headers.items():
+        joint = "; " if name == "cookie" else ", "
+        found[name] = f"{found[name]}{joint}{value}" if name in found else value
+    return found
 
 
 def _peer(request: Request) -> str:

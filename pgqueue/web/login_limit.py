@@ -12,6 +12,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic
 
+from pgqueue.web.access import address_of
+
 TRIES = 5
 WINDOW_SECONDS = 60.0
 ADDRESSES_MOST = 10_000
@@ -45,14 +47,12 @@ class LoginLimit:
 def _group(address: str) -> str:
     """An IPv4 address; of IPv6 the network of 64 bits, for one machine has all of its addresses.
 
+    What is no address is one group: else each connection could bring another name.
+
     >>> _group("2001:db8::1") == _group("2001:db8::2"), _group("192.0.2.1") == _group("192.0.2.2")
     (True, False)
     """
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
+    found = address_of(address)
     if isinstance(found, ipaddress.IPv6Address):
-        mapped = found.ipv4_mapped
-        return str(mapped) if mapped else str(ipaddress.ip_network((found, 64), strict=False))
+        return str(ipaddress.ip_network((found, 64), strict=False))
     return str(found)

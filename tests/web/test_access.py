@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -482,6 +483,75 @@ async def test_an_open_dashboard_refuses_a_foreign_host_on_every_route(dsn: str)
 
 
 @pytest.mark.promise("F137")
+@pytest.mark.parametrize(
+    ("hops", "address"),
+    [
+        ("198.51.100.4:40001", "198.51.100.4"),
+        ("203.0.113.1, [2001:db8::1]:40001", "2001:db8::1"),
+        ("[2001:db8::1]", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("::ffff:198.51.100.4", "198.51.100.4"),
+        ("198.51.100.4, [::ffff:10.0.0.2]:80", "198.51.100.4"),
+        ("198.51.100.4, , 10.0.0.2:1 ,", "198.51.100.4"),
+        ("198.51.100.4, unknown", "10.0.0.1"),
+        ("198.51.100.4, unknown, 10.0.0.2", "10.0.0.1"),
+        ("198.51.100.4, [2001:db8::1", "2001:db8::1"),
+        ("198.51.100.4, 1.2.3", "10.0.0.1"),
+        (" , ", "10.0.0.1"),
+    ],
+)
+def test_an_address_is_read_as_proxies_write_it(hops: str, address: str) -> None:
+    """What is no address says nothing, and what stands before it may be forged: then it is the peer's."""
+    assert client_of("10.0.0.1", "http", {"x-forwarded-for": hops}, networks(["10.0.0.0/8"])) == (address, "http")
+
+
+@pytest.mark.promise("F136")
+@pytest.mark.parametrize(
+    "forwarded",
+    [
+        pytest.param(lambda n: [f"203.0.113.{n}", "198.51.100.7"], id="a line of the proxy behind the visitor's"),
+        pytest.param(lambda n: [f"203.0.113.{n}, 198.51.100.7"], id="a list"),
+        pytest.param(lambda n: [f"198.51.100.7:{40_000 + n}"], id="with a port"),
+        pytest.param(lambda n: [f"[2001:db8::{n}]:{40_000 + n}"], id="IPv6 with a port"),
+        pytest.param(lambda n: [f"fe80::1%eth{n}"], id="with a zone"),
+        pytest.param(lambda n: [f"203.0.113.{n}, unknown-{n}"], id="no address"),
+    ],
+)
+async def test_behind_a_proxy_an_address_has_five_tries(forwarded: Callable[[int], list[str]]) -> None:
+    async with dashboard_of(None, trusted=["192.0.2.9"]) as made, browsing(made) as browser:
+        answers = []
+        for n in range(1, 7):
+            sent = [("sec-fetch-site", "same-origin"), *(("x-forwarded-for", each) for each in forwarded(n))]
+            answers.append((await browser.post("/login", data={"secret": "wrong"}, headers=sent)).status_code)
+    assert answers == [401] * 5 + [429]
+
+
+@pytest.mark.promise("F136")
+async def test_headers_of_one_name_are_joined_and_the_last_proxy_is_believed() -> None:
+    seen: list[Visitor] = []
+
+    def auth(visitor: Visitor) -> str:
+        seen.append(visitor)
+        return "read"
+
+    sent = [
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-proto", "http"),
+        ("cookie", "a=1"),
+        ("cookie", "b=2"),
+        ("sec-fetch-site", "same-origin"),
+        ("sec-fetch-site", "cross-site"),
+    ]
+    async with dashboard_of(None, auth, trusted=["192.0.2.9"]) as made, browsing(made) as browser:
+        assert (await browser.get("/history?range=x", headers=sent)).status_code == 400
+        assert (await browser.post("/pause", headers=sent)).status_code == 403, "one of them says another site"
+    [visitor] = seen
+    assert visitor.scheme == "http"
+    assert visitor.headers["x-forwarded-proto"] == "https, http"
+    assert visitor.headers["cookie"] == "a=1; b=2" and visitor.cookies == {"a": "1", "b": "2"}
+
+
+@pytest.mark.promise("F137")
 def test_only_a_trusted_proxy_is_believed() -> None:
     trusted = networks(["10.0.0.0/8", "192.0.2.7"])
     told = {"x-forwarded-for": "1.1.1.1, 198.51.100.4, 10.0.0.2", "x-forwarded-proto": "https"}
@@ -490,6 +560,8 @@ def test_only_a_trusted_proxy_is_believed() -> None:
     assert client_of("10.0.0.1", "http", {}, trusted) == ("10.0.0.1", "http")
     assert client_of("10.0.0.1", "http", {"x-forwarded-proto": "gopher"}, trusted) == ("10.0.0.1", "http")
     assert client_of("", "http", told, trusted) == ("", "http")
+    told = {"x-forwarded-proto": "https, http"}
+    assert client_of("10.0.0.1", "http", told, trusted) == ("10.0.0.1", "http"), "the proxy's own word is the last"
     with pytest.raises(InvalidOption, match="trusted proxy"):
         networks(["proxy.example"])
 
