@@ -137,6 +137,16 @@ async def test_a_schedule_is_run_now_paused_and_goes_on(dsn: str, eyes: Eyes) ->
 
 
 @pytest.mark.promise("F145")
+@pytest.mark.parametrize("name", ["nightly ", " nightly", " "])
+async def test_a_schedule_with_a_blank_at_its_end_is_another_one(dsn: str, eyes: Eyes, name: str) -> None:
+    for each in ("nightly", name):
+        pgqueue.schedules.add(eyes.conn, each, pgqueue.Every(3_600), "web.task")
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        await press(browser, "/schedules/pause", name=name)
+    assert eyes.all("SELECT name FROM pgqueue.schedule WHERE paused_at IS NOT NULL") == [(name,)]
+
+
+@pytest.mark.promise("F145")
 async def test_a_script_gets_the_answer_as_json(dsn: str, ids: dict[str, int]) -> None:
     async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
         json = {"accept": "application/json"} | SAME_SITE

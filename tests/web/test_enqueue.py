@@ -309,6 +309,18 @@ async def test_an_error_that_quotes_a_secret_is_shown_without_it(dsn: str) -> No
 
 
 @pytest.mark.promise("F150")
+@pytest.mark.parametrize("field", ["lock", "unique", "idempotency_key"])
+async def test_a_key_keeps_its_blanks(dsn: str, eyes: Eyes, field: str) -> None:
+    tasks.registry.clear()
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for key in ("a", "a ", " a"):
+            fields = {"task": " web.other ", "priority": " 4 ", field: key}
+            assert (await send(browser, fields)).status_code == 303
+    found = eyes.all("SELECT coalesce(lock_key, unique_key, idempotency_key), task FROM pgqueue.job ORDER BY id")
+    assert found == [("a", "web.other"), ("a ", "web.other"), (" a", "web.other")]
+
+
+@pytest.mark.promise("F150")
 async def test_a_task_that_refuses_duplicates_and_one_whose_own_code_fails(dsn: str, eyes: Eyes) -> None:
     @task(name="web.once", unique=Unique("once", on_duplicate="raise"))
     def once() -> None: ...

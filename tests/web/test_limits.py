@@ -66,6 +66,20 @@ async def test_limits_rates_and_locks_are_changed_and_recorded(dsn: str, eyes: E
 
 
 @pytest.mark.promise("F148")
+@pytest.mark.parametrize("key", ["k ", " k", "k  ", " "])
+async def test_a_key_with_a_blank_at_its_end_is_another_key(dsn: str, eyes: Eyes, key: str) -> None:
+    for each in ("k", key):
+        eyes.do("INSERT INTO pgqueue.job (task, state, lock_key, holds) VALUES ('x', 'available', %s, true)", each)
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        assert "/bulk/new" not in (await browser.get("/jobs", params={"queue": "default", "key": key})).text
+        found = await browser.get("/jobs", params={"key": key}, headers={"accept": "application/json"})
+        assert [job["lock_key"] for job in found.json()["items"]] == [key]
+        assert f'name="key" value="{key}"' in (await browser.get("/limits")).text
+        await press(browser, "/locks/release", key=key)
+    assert eyes.all("SELECT DISTINCT lock_key FROM pgqueue.job WHERE holds") == [("k",)]
+
+
+@pytest.mark.promise("F148")
 async def test_what_cannot_be_set_is_refused_and_nothing_is(dsn: str, eyes: Eyes, declared: None) -> None:
     wrong = [
         ("/limits/set", {"name": "api", "n": "-1"}, 400),

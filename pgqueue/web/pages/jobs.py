@@ -75,7 +75,7 @@ def _after(place: str | None) -> int | str | None:
 
 def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
     """What the form shows again, and the URL of the page behind this one."""
-    again = [(key, value) for key, value in asked.query if value.strip() and key not in ("after", "did")]
+    again = [(key, value) for key, value in asked.given if key not in ("after", "did")]
     named = {key for key, _ in again} - {"limit"}
     return {
         "states": ASKED,

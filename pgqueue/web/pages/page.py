@@ -6,7 +6,7 @@ HTML or as JSON. So both show the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +16,15 @@ from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import UNREAD, Redaction
 
 T = TypeVar("T")
+
+
+EXACT = frozenset({"host", "idempotency_key", "key", "lock", "name", "once", "unique"})
+"""What is taken as it stands: `acct ` with a blank is another key than `acct`, and each may be held."""
+
+
+def _read(name: str, values: Iterable[str]) -> list[str]:
+    """The values of a field that are not empty. Around a number, a time or a name without blanks a blank is a slip."""
+    return [each for value in values if (each := value if name in EXACT else value.strip())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,16 @@ class Asked:
 
     def fields(self, name: str) -> list[str]:
         """The fields of this name in the form that are not empty."""
-        return [value.strip() for value in self.form.get(name, ()) if value.strip()]
+        return _read(name, self.form.get(name, ()))
+
+    @property
+    def given(self) -> list[tuple[str, str]]:
+        """The names and values of the URL that are not empty."""
+        return [(name, each) for name, value in self.query for each in _read(name, [value])]
 
     def values(self, name: str) -> list[str]:
         """The values of this name in the URL that are not empty."""
-        return [value.strip() for key, value in self.query if key == name and value.strip()]
+        return [value for key, value in self.given if key == name]
 
     def value(self, name: str) -> str | None:
         """The last value of this name; None if there is none."""
