@@ -151,6 +151,8 @@ async def test_what_cannot_be_begun_is_refused_and_nothing_is(dsn: str, eyes: Ey
         ({"action": "retry", "state": "failed", "pace": "fast"}, 400),
         ({"action": "retry", "state": "failed", "up_to": "-1"}, 400),
         ({"action": "reschedule", "task": "web.bulk"}, 400),
+        ({"action": "reschedule", "task": "web.bulk", "at": "2h"}, 400),
+        ({"action": "reschedule", "task": "web.bulk", "at": "999999d"}, 400),
         ({"action": "cancel", "task": "web.bulk"}, 403),
     ]
     async with dashboard_of(dsn, lambda visitor: ACTIONS - {"cancel"}) as made, browsing(made) as browser:

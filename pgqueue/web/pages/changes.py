@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pgqueue.admin.actions import REFUSALS, Answer, acancel, adiscard, areschedule, aretry
 from pgqueue.admin.queues import apause, aresume
 from pgqueue.client import schedules
-from pgqueue.web.pages.jobs import moment
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import Asked, Page, plain, read_time
 from pgqueue.web.problems import Problem
 
 NOTICES: Mapping[str, str] = {
@@ -78,11 +77,11 @@ async def reschedule(asked: Asked) -> Page:
 
 
 def time_of(asked: Asked) -> datetime:
-    """The time in the field `at`. Raises Problem if there is none."""
-    at = moment(asked.field("at"), "at")
-    if at is None:
-        raise Problem(400, "This cannot be done", "at: give a time like 2026-12-24T18:00")
-    return at
+    """The time in the field `at`, without a zone in UTC. Raises Problem for anything else: `2h` means no direction."""
+    try:
+        return read_time(asked.field("at") or "")
+    except ValueError:
+        raise Problem(400, "This cannot be done", "at: give a time like 2026-12-24T18:00") from None
 
 
 async def pause(asked: Asked) -> Page:

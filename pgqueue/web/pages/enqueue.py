@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection
-from datetime import UTC, datetime
+from datetime import datetime
 from secrets import token_hex
 from typing import Any
 
@@ -23,7 +23,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.errors import DuplicateJob, InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.plain_text import plain as plain_text
-from pgqueue.web.pages.page import Asked, Page
+from pgqueue.web.pages.page import Asked, Page, read_time
 from pgqueue.web.problems import Problem
 from pgqueue.web.task_form import FIRST, Field, Unreadable, fields_of, read_json, typed, values_of
 
@@ -141,10 +141,9 @@ def _whole(text: str) -> int:
 
 def _time(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        return read_time(text)
     except ValueError:
         raise InvalidOption("at: write a time like 2026-12-24T18:00; without a zone it is UTC") from None
-    return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
 
 
 def _known(name: str) -> Task[..., Any]:

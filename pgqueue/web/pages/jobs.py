@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from pgqueue.admin.bulk.operations import STATES
 from pgqueue.admin.queries import ASKED, SEARCHED_MOST, Criteria, asearch
-from pgqueue.web.pages.page import Asked, Page, TooDeep, plain
+from pgqueue.web.pages.page import Asked, Page, TooDeep, plain, read_time
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
 
@@ -166,10 +166,9 @@ def moment(text: str | None, name: str) -> datetime | None:
     """A time of the URL: `2h` is two hours ago, without a zone it is UTC. Raises Problem."""
     if text is None:
         return None
-    if ago := _AGO.fullmatch(text):
-        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
     try:
-        found = datetime.fromisoformat(text)
+        if ago := _AGO.fullmatch(text):
+            return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+        return read_time(text)
     except ValueError:
         raise Problem(400, "This cannot be asked", f"{name}: write 2h, or a time like 2026-12-24T18:00") from None
-    return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from pgqueue.jobs.actors import acting
@@ -114,6 +115,16 @@ class Page:
     """After a change: where a browser goes on, and the word that says there what was done."""
     problem: Problem | None = None
     """Why nothing was done. The page is shown with its status; as JSON only the problem is."""
+
+
+def read_time(text: str) -> datetime:
+    """A time in ISO 8601; without a zone it is UTC. Raises ValueError.
+
+    >>> read_time("2026-12-24T18:00").isoformat()
+    '2026-12-24T18:00:00+00:00'
+    """
+    found = datetime.fromisoformat(text)
+    return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)
 
 
 DEPTH_MOST = 50
