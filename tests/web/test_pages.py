@@ -305,7 +305,8 @@ async def test_workers_and_errors_lead_to_their_jobs(dsn: str, conn: psycopg.Con
 @pytest.mark.parametrize(
     "query",
     ["worker=x", "worker=0",
-     "state=odd", "limit=0", "limit=x", "after=-1", "id=x", "since=yesterday", "arg=x", "arg=.=1", "arg=a=1&arg=a.b=2",
+     "state=odd", "limit=0", "limit=x", "after=-1", "id=x", "since=yesterday",
+     "since=999999d", "until=999999d", "since=739999d", "arg=x", "arg=.=1", "arg=a=1&arg=a.b=2",
      "after=99999999999999999999", "after=x", "state=failed&after=7", "queue=%00", "x=" + "y" * 9_000],
 )  # fmt: skip
 async def test_a_wrong_filter_is_answered_in_our_words(dsn: str, query: str) -> None:
@@ -313,6 +314,14 @@ async def test_a_wrong_filter_is_answered_in_our_words(dsn: str, query: str) -> 
         answer = await browser.get(f"/jobs?{query}")
         assert answer.status_code in (400, 414), answer.text
         assert "Traceback" not in answer.text
+
+
+@pytest.mark.promise("F140")
+async def test_a_time_before_the_first_year_is_refused_on_every_page(dsn: str) -> None:
+    async with reading(dsn) as browser:
+        for path in ("/errors", "/jobs"):
+            answer = await browser.get(f"{path}?since=999999d")
+            assert answer.status_code == 400 and "since: write 2h" in answer.text
 
 
 def test_filters_are_read_as_they_are_written() -> None:

@@ -170,5 +170,5 @@ def moment(text: str | None, name: str) -> datetime | None:
         if ago := _AGO.fullmatch(text):
             return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
         return read_time(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: before the year 1
         raise Problem(400, "This cannot be asked", f"{name}: write 2h, or a time like 2026-12-24T18:00") from None
