@@ -7,7 +7,8 @@ What is hidden:
 
 1. The value of an object's key that fits a pattern, at any depth, whole. Keys are compared without case.
 2. In texts (errors, tracebacks, reasons, keys, messages) what follows such a name: `password=…`, `"token": "…"`,
-   `--secret …`. Also the password of a URL.
+   `--secret …`. What is not one plain value (a list, a call, a cookie) is hidden to the end of its line. Also the
+   password of a URL.
 3. A text or a number of 4 characters or more that was hidden by 1 or 5, in every text of the same item: an error often
    quotes the argument.
 4. All texts of an item whose arguments, headers or result were too large to be read: what they hide is unknown.
@@ -45,14 +46,28 @@ LEAST = 4
 Path = tuple[str, ...]
 Function = Callable[[Path, Any], Any]
 
-# A word, at most two quotes, and what separates it from a value. A word begins where no word goes on, so that a long
-# text is read once.
-_NAME = re.compile(r"(?<![\w.-])([\w.-]{1,200})(?![\w.-])(\\?[\"']?\s{0,3}(?:=>|[:=])\s{0,3}|\s{1,3})")
-_VALUE = re.compile(
-    r"(?:(?:Bearer|Basic|Digest|Token)\s{1,3})?"
-    r"(?:\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'(?:[^'\\]|\\.)*'|[^\s,;&)}\]\"']+)",
+# These read a text once: a word begins where no word goes on, and what was read is not tried again (`*+`, `++`).
+_NAME = re.compile(
+    r"(?<![\w.-])(?:--(?P<option>[\w.-]++)\s++|(?P<key>[\w.-]++)\\*+[\"']?\]?\s*+(?:[:=-]?>|:=?|==?|%3[AD])\s*+)",
     re.IGNORECASE,
 )
+# One quoted value, or one without blanks. If it goes on behind that, it is not understood.
+_VALUE = re.compile(
+    r"""
+    (?: (?:Bearer|Basic|Digest|Token)\s{1,3} )?
+    (?: \w{0,3} (?: "(?:[^"\\]|\\.?)*+(?:"|\Z) | '(?:[^'\\]|\\.?)*+(?:'|\Z) )++
+      | [^\s,;&)}\]"'\\[({<]++ )
+    (?= ["']* (?:[\s,;&)}\]]|\Z) )
+    """,
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+# The rest of the line, or of the text if the line ends within a list or an object.
+_REST = re.compile(r"[^\n]*[\[({,][ \t\r]*+\n.*|[^\n]*", re.DOTALL)
+_HEADER = re.compile("cookie|authorization", re.IGNORECASE)
+"""Names whose values have blanks, commas and semicolons."""
+_WORD = re.compile(r"[\w.-]++")
+_COLUMNS = ")=("
+"""Between names and values where PostgreSQL quotes a row: `Key (email, token)=(a, b) already exists`."""
 # These hold names that links are made of. They come from code, and no argument is in them.
 _FOREIGN = ("args", "headers", "result")
 UNREAD = "pgqueue"
@@ -141,16 +156,27 @@ class Redaction:
                 text = text.replace(each, HIDDEN)
         if not self.patterns:
             return text
+        if _COLUMNS in text:
+            text = "\n".join(map(self._without_columns, text.split("\n")))
         parts, done = [], 0
         for name in _NAME.finditer(text):
-            word, gap = name[1], name[2]
-            if name.start() < done or (gap.isspace() and not word.startswith("--")) or not self._fits(word.strip("-.")):
+            word, begin = name["option"] or name["key"], name.end()
+            if name.start() < done or not self._fits(word.strip("-.")):
                 continue
-            if value := _VALUE.match(text, name.end()):
-                parts += [text[done : name.end()], HIDDEN]
-                done = value.end()
+            value = None if _HEADER.search(word) else _VALUE.match(text, begin)
+            end = (value or _REST.match(text, begin) or name).end()
+            if end > begin:
+                parts += [text[done:begin], HIDDEN]
+                done = end
         parts.append(text[done:])
         return safe("".join(parts)).replace("***", HIDDEN) if "://" in text else "".join(parts)
+
+    def _without_columns(self, line: str) -> str:
+        parts = line.split(_COLUMNS)
+        for n, part in enumerate(parts[:-1], 1):
+            if any(self._fits(word) for word in _WORD.findall(part)):
+                return _COLUMNS.join([*parts[:n], HIDDEN])
+        return line
 
     def _fits(self, key: str) -> bool:
         return self._pattern is not None and self._pattern.fullmatch(key) is not None

@@ -52,6 +52,54 @@ def test_what_patterns_hide(item: Any, shown: Any) -> None:
 
 
 @pytest.mark.promise("F138")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("{'password': b'hunter2', 'n': 1}", "{'password': •••, 'n': 1}"),
+        ('password = r"hunter2" now', "password = ••• now"),
+        ("password=f'hunter2'", "password=•••"),
+        ('password = """hunter2""", 7', "password = •••, 7"),
+        ('password="hun\nter2" now', "password=••• now"),
+        ("password='hun\nter2 unfinished", "password=•••"),
+        ("password=SecretStr('hunter2'), 7", "password=•••"),
+        ("password='hun' 'ter'", "password=••• 'ter'"),
+        ("{'tokens': ['a', 'hunter2']}", "{'tokens': •••"),
+        ("token=('a', 'hunter2')", "token=•••"),
+        ("token=[a, hunter2]", "token=•••"),
+        ("token={a, hunter2}\nnext line", "token=•••\nnext line"),
+        ('{"secret": {"inner": "hunter2"}}', '{"secret": •••'),
+        ('{"secret": {\n  "a": 1,\n  "inner": "hunter2"\n}}', '{"secret": •••'),
+        ("password: 'it''s hunter2'", "password: •••"),
+        ('password=hun"ter2', "password=•••"),
+        ("'password=hunter2' is bad", "'password=•••' is bad"),
+        (r"{\"password\": \"a\\\"hunter2\"}", r"{\"password\": •••"),
+        ("Cookie: theme=dark; sessionid=hunter2\nHost: a", "Cookie: •••\nHost: a"),
+        ("{'Set-Cookie': 'a=b'; c=hunter2}", "{'Set-Cookie': •••"),
+        ("Authorization: Negotiate hunter2", "Authorization: •••"),
+        ("Authorization: ApiKey a, b=hunter2", "Authorization: •••"),
+        ("password    =    hunter2", "password    =    •••"),
+        ("password == hunter2", "password == •••"),
+        ("password := hunter2", "password := •••"),
+        ("environ['SECRET'] = 'hunter2'", "environ['SECRET'] = •••"),
+        ("next=%2F%3Ftoken%3Dhunter2&n=1", "next=%2F%3Ftoken%3D•••&n=1"),
+        ("<password>hunter2</password>", "<password>•••"),
+        ("Key (token)=(hunter2) already exists.", "Key (token)=(•••"),
+        ("Key (password, email)=(hunter2, a@b)", "Key (password, email)=(•••"),
+        ("Key (email, lower(token))=(a@b, hunter2)\nHint", "Key (email, lower(token))=(•••\nHint"),
+        ("a" * 300 + "_password=hunter2", "a" * 300 + "_password=•••"),
+        ("Key (email)=(a@b) already exists.", "Key (email)=(a@b) already exists."),
+        ("name='it''s', n=[1, 2]", "name='it''s', n=[1, 2]"),
+        ("a cookie is refused; a token, too", "a cookie is refused; a token, too"),
+    ],
+)
+def test_what_follows_a_name_in_a_text_is_hidden_however_it_is_written(text: str, shown: str) -> None:
+    assert DEFAULT.shown({"reason": text, "attempts": [{"message": text}]}) == {
+        "reason": shown,
+        "attempts": [{"message": shown}],
+    }
+
+
+@pytest.mark.promise("F138")
 def test_a_hidden_value_is_hidden_in_every_text_of_its_item() -> None:
     item = {
         "args": {"password": "hunter2", "pin": {"token": 123_456}, "pwd": "abc"},
@@ -172,9 +220,21 @@ def test_a_filter_by_what_the_function_hides_is_refused() -> None:
 def test_a_long_text_is_read_once() -> None:
     """A pattern that tries each letter anew would take minutes for these."""
     begun = time.perf_counter()
-    for text in ("a" * 500_000, "a " * 250_000, "password" * 60_000, '"' * 500_000, "token=" * 80_000):
-        DEFAULT.shown({"reason": text})
-    assert time.perf_counter() - begun < 10
+    for text in (
+        *("a" * 500_000, "a " * 250_000, "password" * 60_000, '"' * 500_000, "token=" * 80_000),
+        *("A" * 500_000 + "://", "x://" * 100_000, "https://a.example " + "ab12" * 100_000),
+        " ".join(f"http://host{n}:8080/path/{n}" for n in range(15_000)),
+        *(
+            "token= " * 80_000,
+            "token" + " " * 500_000,
+            "token: [\n" * 50_000,
+            "token='\\" * 60_000,
+            "cookie: " * 60_000,
+        ),
+        *("token=" + "''" * 250_000 + "x", "(token)=(" * 50_000, ")=(" * 150_000, "a.b-" * 120_000, "--a " * 120_000),
+    ):
+        DEFAULT.shown({"reason": text, "args": {"text": text}})
+    assert time.perf_counter() - begun < 20
 
 
 class Refused(Exception):
