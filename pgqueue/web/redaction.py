@@ -11,7 +11,8 @@ What is hidden:
    password of a URL.
 3. A text or a number of 4 characters or more that was hidden by 1 or 5, in every text of the same item: an error often
    quotes the argument.
-4. All texts of an item whose arguments, headers or result were too large to be read: what they hide is unknown.
+4. All texts of an item whose arguments, headers or result were too large to be read: what they hide is unknown. Also
+   those of an item with very many hidden values: to look for each in each text would take minutes.
 5. What the application's own function replaces. It is asked for every value of an item with its path, containers
    before what is in them. If it raises, the value is hidden.
 
@@ -42,6 +43,9 @@ DEFAULT_PATTERNS = (
 )  # fmt: skip
 LEAST = 4
 """A shorter hidden value is not looked for in other texts: it would be found in half of them."""
+
+FOUND_MOST = 100
+"""So many hidden values, in all their spellings, are looked for in the other texts of their item."""
 
 Path = tuple[str, ...]
 Function = Callable[[Path, Any], Any]
@@ -101,7 +105,7 @@ class Redaction:
             return item
         found: set[str] = set()
         walked = self._walk((), item, found)
-        if _unread(item):
+        if _unread(item) or len(found) > FOUND_MOST:
             return _without_texts((), walked)
         # The longest first: a hidden value may be part of another one.
         return self._texts((), walked, sorted(found, key=lambda each: (-len(each), each)))
@@ -119,7 +123,7 @@ class Redaction:
         if path and self.function is not None:
             replaced = self._asked(path, value)
             if replaced is not value and replaced != value:
-                found.update(_leaves(value))
+                _remember(value, found)
                 return replaced
         if isinstance(value, Mapping):
             return {key: self._of_key((*path, str(key)), each, found) for key, each in value.items()}
@@ -129,7 +133,7 @@ class Redaction:
 
     def _of_key(self, path: Path, value: Any, found: set[str]) -> Any:
         if value is not None and self._fits(path[-1]):
-            found.update(_leaves(value))
+            _remember(value, found)
             return HIDDEN
         return self._walk(path, value, found)
 
@@ -208,6 +212,14 @@ def _without_texts(path: Path, value: Any) -> Any:
 def _is_name(path: Path) -> bool:
     """Whether a name from code stands here, of which links are made. In arguments there is none."""
     return bool(path) and path[-1] in _NAMES and path[0] not in _FOREIGN
+
+
+def _remember(value: Any, found: set[str]) -> None:
+    """Add what is in this hidden value to `found`, until that is too much to be looked for."""
+    for each in _leaves(value):
+        if len(found) > FOUND_MOST:
+            return
+        found.add(each)
 
 
 def _leaves(value: Any) -> Iterable[str]:

@@ -19,7 +19,7 @@ from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import drain
 from pgqueue.web.pages import lists
 from pgqueue.web.pages.jobs import refused_filter
-from pgqueue.web.redaction import HIDDEN, Redaction
+from pgqueue.web.redaction import FOUND_MOST, HIDDEN, Redaction
 
 DEFAULT = Redaction()
 HIDE_NUMBERS = Redaction((), lambda path, value: "hidden" if path[-1] == "number" else value)
@@ -235,6 +235,20 @@ def test_a_long_text_is_read_once() -> None:
     ):
         DEFAULT.shown({"reason": text, "args": {"text": text}})
     assert time.perf_counter() - begun < 20
+
+
+@pytest.mark.promise("F138")
+def test_many_hidden_values_hide_all_texts() -> None:
+    """Each would have to be looked for in each text."""
+    begun = time.perf_counter()
+    for n, seen in ((FOUND_MOST, True), (FOUND_MOST + 1, False), (60_000, False)):
+        args = {"tokens": [f"tok{each}" for each in range(n)], "notes": [f"note {each}" for each in range(n)]}
+        shown = DEFAULT.shown({"task": "a.b", "args": args, "reason": f"tok{n - 1} is refused", "attempt": 7})
+        assert shown["args"]["tokens"] == HIDDEN
+        assert shown["args"]["notes"][0] == ("note 0" if seen else HIDDEN)
+        assert shown["reason"] == (f"{HIDDEN} is refused" if seen else HIDDEN)
+        assert (shown["task"], shown["attempt"]) == ("a.b", 7)
+    assert time.perf_counter() - begun < 10
 
 
 class Refused(Exception):
