@@ -33,6 +33,7 @@ from typing import Any
 
 from pgqueue.config import safe
 from pgqueue.errors import InvalidOption
+from pgqueue.plain_text import plain
 
 log = logging.getLogger("pgqueue")
 
@@ -142,7 +143,7 @@ class Redaction:
         try:
             return self.function(path, value)
         except Exception:
-            log.exception("the function of redact has failed at %s; the value is hidden", ".".join(path))
+            log.exception("the function of redact has failed at %s; the value is hidden", plain(".".join(path))[:200])
             return HIDDEN
 
     def _texts(self, path: Path, value: Any, hidden: list[str]) -> Any:

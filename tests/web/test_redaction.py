@@ -176,9 +176,18 @@ def test_the_function_sees_every_path_and_a_failing_one_hides(caplog: pytest.Log
     def fail(path: tuple[str, ...], value: Any) -> Any:
         raise ValueError
 
+    def fail_inside(path: tuple[str, ...], value: Any) -> Any:
+        return value if len(path) == 1 else fail(path, value)
+
     with caplog.at_level(logging.ERROR):
         assert Redaction((), fail).shown({"reason": "x"}) == {"reason": HIDDEN}
     assert "redact has failed at reason" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        for key in ("a\n2026-01-01 ERROR forged", "a\x1b[31m", "a\u202eb", "a" * 100_000):
+            Redaction((), fail_inside).shown({"args": {key: "x"}})
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4 and all(each.isprintable() and len(each) < 300 for each in said), said
 
 
 def test_without_patterns_and_function_nothing_is_hidden() -> None:
