@@ -16,6 +16,9 @@ What is hidden:
 5. What the application's own function replaces. It is asked for every value of an item with its path, containers
    before what is in them. If it raises, the value is hidden.
 
+A key stands in several places: in its job (`rate_key`), as what the job waits for (`key`), on the pages of locks and of
+limits. Each of them shows it as the job does (`key`, `awaited`), and then asks for its own path.
+
 Why a filter finds nothing out: a filter is refused if its own path or value would be hidden (`hides`). A search for a
 part of a text would answer letter by letter, so errors are searched only where nothing is redacted.
 """
@@ -118,6 +121,16 @@ class Redaction:
         for name in reversed(path):
             value = {name: value}
         return bool(self.shown(value) != value)
+
+    def key(self, kind: str, key: str) -> str:
+        """This key of a job without what is hidden of it in the job. The kind is lock, limit or rate."""
+        field = f"{kind}_key"
+        return str(self.shown({field: key})[field])
+
+    def awaited(self, key: str) -> str:
+        """What a blocked job waits for, such as `rate:mail:7`, without what is hidden of that key in the job."""
+        kind, colon, rest = key.partition(":")
+        return f"{kind}:{self.key(kind, rest)}" if colon else key
 
     def _walk(self, path: Path, value: Any, found: set[str]) -> Any:
         """The value without what its keys hide; `found` gets the hidden texts and numbers."""

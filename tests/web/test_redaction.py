@@ -209,6 +209,7 @@ def test_without_patterns_and_function_nothing_is_hidden() -> None:
         ({"to": "a"}, None, None, False),
         (None, "token:abc", None, True),
         (None, "order:7", None, False),
+        (None, "order:token=7", None, True),
         (None, None, "hunter", True),
         (None, None, None, False),
     ],
@@ -224,6 +225,9 @@ def test_a_filter_by_what_the_function_hides_is_refused() -> None:
     assert refused_filter({"cards": [{"name": 1}]}, None, None, HIDE_NUMBERS) is None
     keys = Redaction((), lambda path, value: HIDDEN if path == ("unique_key",) else value)
     assert refused_filter(None, "abc", None, keys) is not None
+    awaited = Redaction((), lambda path, value: HIDDEN if path == ("key",) and value == "rate:abc" else value)
+    assert refused_filter(None, "abc", None, awaited) is not None
+    assert refused_filter(None, "abd", None, awaited) is None
 
 
 def test_a_long_text_is_read_once() -> None:
@@ -258,6 +262,50 @@ def test_many_hidden_values_hide_all_texts() -> None:
         assert shown["reason"] == (f"{HIDDEN} is refused" if seen else HIDDEN)
         assert (shown["task"], shown["attempt"]) == ("a.b", 7)
     assert time.perf_counter() - begun < 10
+
+
+def _function_for(*fields: str) -> Any:
+    return lambda path, value: HIDDEN if len(path) == 1 and path[0] in fields else value
+
+
+@pytest.mark.promise("F138")
+@pytest.mark.parametrize("field", ["lock_key", "limit_key", "rate_key"])
+@pytest.mark.parametrize("by", ["pattern", "function"])
+async def test_a_key_that_a_job_hides_is_hidden_on_every_page(
+    dsn: str, conn: psycopg.Connection[Any], field: str, by: str
+) -> None:
+    """Short ones, too, which are not looked for in other texts. The name of a limit is shown, its jobs are not."""
+    kind, before = field.removesuffix("_key"), "mail:" if field == "rate_key" else ""
+    for key in ("alice@example", "q7z"):
+        keys = {"lock_key": None, "limit_key": None, "rate_key": None, field: before + key}
+        conn.execute(
+            "INSERT INTO pgqueue.job (task, state, lock_key, limit_key, rate_key, key) "
+            "VALUES ('a.b', 'blocked', %(lock_key)s, %(limit_key)s, %(rate_key)s, %(key)s)",
+            keys | {"key": f"{kind}:{before}{key}"},
+        )
+    conn.execute("INSERT INTO pgqueue.key_rate (name, count, period, set_at) VALUES ('mail', 10, 60, now())")
+    conn.commit()
+    ids = [id for (id,) in conn.execute("SELECT id FROM pgqueue.job")]
+    of_jobs = ["/limits/jobs?rate=mail"] if before else []
+    asked = [f"/jobs?key={before}{key}" for key in ("alice@example", "q7z", "other")]
+    if kind != "lock":
+        asked += [f"/limits/jobs?{kind}={before}{key}" for key in ("alice@example", "q7z", "other:1")]
+    redact: dict[str, Any] = {"redact": [field]} if by == "pattern" else {"redact_with": _function_for(field, "key")}
+    async with reading(dsn, **redact) as browser:
+        for path in ("/jobs", *(() if kind == "limit" else ("/", "/limits")), *of_jobs, *(f"/jobs/{id}" for id in ids)):
+            for accept in ("text/html", "application/json"):
+                text = (await browser.get(path, headers={"accept": accept})).text
+                assert "alice" not in text, path
+                assert "q7z" not in text or path.startswith("/jobs/"), path
+        if before:
+            waiters = (await browser.get(of_jobs[0], headers={"accept": "application/json"})).json()["items"][0]
+            assert [each["id"] for each in waiters["waiters"]] == ids
+        for path in asked:
+            answer = await browser.get(path)
+            assert (answer.status_code, "redacted" in answer.text) == (400, True), path
+    async with reading(dsn, redact=()) as browser:
+        for path in ("/jobs", of_jobs[0] if before else "/limits", *(path for path in asked if "q7z" in path)):
+            assert "q7z" in (await browser.get(path, headers={"accept": "application/json"})).text, path
 
 
 class Refused(Exception):

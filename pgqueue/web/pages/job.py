@@ -30,6 +30,7 @@ async def job(asked: Asked) -> Page:
     changes = await asked.read(lambda conn: aaudit(conn, job=id, limit=CHANGES_MOST))
     successors, _ = await asked.part(lambda conn: asuccessors(conn, job))
     item = plain(job) | {
+        "key": job.key and asked.redaction.awaited(job.key),
         "why": plain(found.reasons),
         "predecessor": predecessor(job),
         "retried": retried(job),

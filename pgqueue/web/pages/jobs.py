@@ -24,8 +24,9 @@ LIMIT_MOST = 500
 DEPTH_MOST = 20
 BULK = ("state", "queue", "task")
 """The filters that an operation on all jobs knows, too."""
-KEYS = ("key", "lock_key", "unique_key", "idempotency_key")
+KEYS = ("key", "lock_key", "limit_key", "rate_key", "unique_key", "idempotency_key")
 """Where a job shows what the filter `key` looks for."""
+KINDS = ("lock", "limit", "rate")
 ERROR_TYPES = (("error_type",), ("attempts", "error_type"))
 """Where a group of errors, and a job, show what the filter `error_type` looks for."""
 
@@ -39,7 +40,11 @@ async def jobs(asked: Asked) -> Page:
         return Page("jobs.html", [], to=f"/jobs/{id}")
     criteria = _criteria(asked)
     found = await asked.read(lambda conn: asearch(conn, **criteria))
-    items = [{name: value for name, value in plain(job).items() if name != "attempts"} for job in found.jobs]
+    items = [
+        {name: value for name, value in plain(job).items() if name != "attempts"}
+        | {"key": job.key and asked.redaction.awaited(job.key)}
+        for job in found.jobs
+    ]
     more = {"searched": found.searched, "complete": found.complete, "after": found.after}
     return Page("jobs.html", items, more, _view(asked, found.after))
 
@@ -153,7 +158,10 @@ def refused_filter(
     """
     if args is not None and redaction.hides(("args",), args):
         return "this argument is redacted, so jobs cannot be filtered by it"
-    if key is not None and any(redaction.hides((name,), key) for name in KEYS):
+    if key is not None and (
+        any(redaction.hides((name,), key) for name in KEYS)
+        or any(redaction.hides(("key",), f"{kind}:{key}") for kind in KINDS)
+    ):
         return "this key is redacted, so jobs cannot be filtered by it"
     if error_type is not None and any(redaction.hides(path, error_type) for path in ERROR_TYPES):
         return "this class of errors is redacted, so jobs cannot be filtered by it"

@@ -6,8 +6,8 @@ letters because it is not printable, has no buttons: a form would have to contai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Literal
 
 from pgqueue.admin.limit_jobs import Kind, alimit_jobs
 from pgqueue.admin.limits import Pace, Setting, achange, achange_rate, alimits, arates
@@ -24,11 +24,12 @@ async def limits(asked: Asked) -> Page:
     found = await asked.read(alimits)
     rates = await asked.read(arates)
     view = {
-        "shown_locks": _shown(asked, ("key",), (each.key for each in locks)),
-        "shown_limits": _shown(asked, ("limits", "name"), (each.name for each in found)),
-        "shown_rates": _shown(asked, ("rates", "name"), (each.name for each in rates)),
+        "shown_locks": [_is_shown(asked, "lock", ("key",), each.key) for each in locks],
+        "shown_limits": [_is_shown(asked, None, ("limits", "name"), each.name) for each in found],
+        "shown_rates": [_is_shown(asked, None, ("rates", "name"), each.name) for each in rates],
     }
-    return Page("limits.html", plain(locks), {"limits": plain(found), "rates": plain(rates)}, view)
+    items = [plain(each) | {"key": asked.redaction.key("lock", each.key)} for each in locks]
+    return Page("limits.html", items, {"limits": plain(found), "rates": plain(rates)}, view)
 
 
 async def jobs(asked: Asked) -> Page:
@@ -38,10 +39,15 @@ async def jobs(asked: Asked) -> Page:
         raise Problem(400, "This cannot be asked", "Name a limit or a rate, and not both.")
     kind: Kind = "rate" if limit is None else "limit"
     name = str(rate if limit is None else limit)
-    if asked.redaction.hides((f"{kind}s", "name"), name):
+    # The name of a rate has no colon: with one it would be the key of a job.
+    of_job = kind if kind == "limit" or ":" in name else None
+    if _is_hidden(asked, of_job, (f"{kind}s", "name"), name):
         raise Problem(400, "This cannot be asked", "this name is redacted, so its jobs cannot be asked for")
     found = await asked.read(lambda conn: alimit_jobs(conn, kind, name))
-    return Page("limit_jobs.html", [{"kind": kind, "name": name, **plain(found)}])
+    waiters = [
+        plain(each) | asked.redaction.shown({"key": asked.redaction.awaited(each.key)}) for each in found.waiters
+    ]
+    return Page("limit_jobs.html", [{"kind": kind, "name": name, **plain(found), "waiters": waiters}])
 
 
 async def set_limit(asked: Asked) -> Page:
@@ -75,15 +81,20 @@ async def release(asked: Asked) -> Page:
     key = asked.field("key")
     if key is None:
         raise Problem(400, "This cannot be done", "key: give the key of a lock")
-    if asked.redaction.hides(("key",), key):
+    if _is_hidden(asked, "lock", ("key",), key):
         raise Problem(400, "This cannot be done", "this key is redacted; release it by `pgqueue locks release`")
     done = await asked.change(lambda conn: arelease(conn, key))
     did = "released" if done.ids else "key kept" if done.running else "key free"
     return Page("", [{"key": key, **plain(done)}], {"changed": bool(done.ids)}, after=PLACE, did=did)
 
 
-def _shown(asked: Asked, path: tuple[str, ...], names: Iterable[str]) -> list[bool]:
-    return [name.isprintable() and not asked.redaction.hides(path, name) for name in names]
+def _is_hidden(asked: Asked, kind: Kind | Literal["lock"] | None, path: tuple[str, ...], key: str) -> bool:
+    """Whether it is hidden at its path on the page, or where a job has it as its key of this kind."""
+    return asked.redaction.hides(path, key) or (kind is not None and asked.redaction.key(kind, key) != key)
+
+
+def _is_shown(asked: Asked, kind: Kind | Literal["lock"] | None, path: tuple[str, ...], key: str) -> bool:
+    return key.isprintable() and not _is_hidden(asked, kind, path, key)
 
 
 def _name(asked: Asked) -> str:
