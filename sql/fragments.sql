@@ -79,29 +79,30 @@ id, state, queue, task, priority, enqueued_at, run_at, started_at, finished_at, 
 left(version_tag, 1000) AS version_tag, left(lock_key, 1000) AS lock_key, left(limit_key, 1000) AS limit_key,
 left(rate_key, 1000) AS rate_key, left(key, 1000) AS key, left(unique_key, 1000) AS unique_key,
 left(idempotency_key, 1000) AS idempotency_key, left(reason, 10000) AS reason,
-CASE WHEN octet_length(args_text) <= 2097152 AND total <= 67108864 THEN args_text
+CASE WHEN octet_length(args_text) <= 2097152 AND has_room THEN args_text
      ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(args_text)::text, 'more than 1000000000') || ' bytes')::text
 END AS args,
 CASE WHEN headers IS NULL THEN NULL
-     WHEN octet_length(headers_text) <= 2097152 AND total <= 67108864 THEN headers_text
+     WHEN octet_length(headers_text) <= 2097152 AND has_room THEN headers_text
      ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(headers_text)::text, 'more than 1000000000') || ' bytes')::text
 END AS headers,
 CASE WHEN result IS NULL THEN NULL
-     WHEN octet_length(result_text) <= 2097152 AND total <= 67108864 THEN result_text
+     WHEN octet_length(result_text) <= 2097152 AND has_room THEN result_text
      ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(result_text)::text, 'more than 1000000000') || ' bytes')::text
 END AS result
 
 -- name: found_shown
--- What people are told of the rows of `found`. The texts of a long page are summed, so that `shown` can leave some out.
+-- What people are told of the rows of `found`. Their texts are summed, the short ones first: so one large job leaves out itself only.
 SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
                    WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
 FROM (
-    SELECT *, sum(
-        CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
-        + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
-        + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END
-    ) OVER (ORDER BY id DESC ROWS UNBOUNDED PRECEDING) AS total
-    FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
+    SELECT *, sum(size) OVER (ORDER BY size, id DESC ROWS UNBOUNDED PRECEDING) <= %(room)s::bigint AS has_room
+    FROM (
+        SELECT *, CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
+            + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
+            + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END AS size
+        FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
+    ) AS sized
 ) AS summed
 
 -- name: no_job

@@ -33,6 +33,9 @@ from pgqueue.options import check_id, check_text, checks_options, no_option
 
 SEARCHED_MOST = 20_000
 """A search looks at no more jobs than this."""
+ROOM = 64 << 20
+"""So many bytes the arguments, headers and results of a page take. They are read at once; those of the largest jobs are
+not shown."""
 
 # The partitions, and the states each holds. A search walks whole partitions: a job that it filters out was looked at.
 _PARTITIONS = {
@@ -269,9 +272,10 @@ def search(conn: object, **asked: Unpack[Criteria]) -> Page:
     return steps.drive(conn, searching(config().schema, **asked), {})
 
 
-async def asearch(conn: object, **asked: Unpack[Criteria]) -> Page:
-    """`search` for async connections."""
-    return await steps.adrive(conn, searching(config().schema, **asked), {})
+async def asearch(conn: object, *, room: int = ROOM, **asked: Unpack[Criteria]) -> Page:
+    """`search` for async connections. The arguments, headers and results of a page take `room` bytes at most; those of
+    its largest jobs are not shown."""
+    return await steps.adrive(conn, searching(config().schema, room, **asked), {})
 
 
 @checks_options
@@ -321,15 +325,15 @@ def read_one(rows: list[Row]) -> JobInfo | None:
     return _job(row, tuple(map(_attempt, json.loads(attempts))))
 
 
-def searching(schema: str, **asked: Unpack[Criteria]) -> Steps[Page]:
+def searching(schema: str, room: int = ROOM, **asked: Unpack[Criteria]) -> Steps[Page]:
     """The statements of a search. With a key the jobs that have it now come first, and are left out of the walk.
 
     What is asked is checked at once, before the first of them.
     """
-    return _searching(newest(schema, **asked), schema, asked)
+    return _searching(newest(schema, room=room, **asked), schema, room, asked)
 
 
-def _searching(walk: Statement[Page], schema: str, asked: Criteria) -> Steps[Page]:
+def _searching(walk: Statement[Page], schema: str, room: int, asked: Criteria) -> Steps[Page]:
     after = asked.get("after")
     if asked.get("key") is None:
         return walk.read((yield _rows(walk)))
@@ -339,7 +343,7 @@ def _searching(walk: Statement[Page], schema: str, asked: Criteria) -> Steps[Pag
     if after is None and len(held) == limit:
         return Page(held, None, _FIRST[_order(_states(asked.get("state")))])
     first = () if after is not None else held
-    walk = newest(schema, tuple(job.id for job in held), **asked | {"limit": limit - len(first)})
+    walk = newest(schema, tuple(job.id for job in held), room, **asked | {"limit": limit - len(first)})
     page = walk.read((yield _rows(walk)))
     return Page(first + page.jobs, page.searched, page.after)
 
@@ -348,8 +352,9 @@ def _rows(statement: Statement[Any]) -> Statement[list[Row]]:
     return Statement(statement.sql, statement.params, list)
 
 
-def newest(schema: str, but: Iterable[int] = (), **asked: Unpack[Criteria]) -> Statement[Page]:
-    """The statement that asks for the newest jobs that fit, without those of the ids in `but`."""
+def newest(schema: str, but: Iterable[int] = (), room: int = ROOM, **asked: Unpack[Criteria]) -> Statement[Page]:
+    """The statement that asks for the newest jobs that fit, without those of the ids in `but`; their values take `room`
+    bytes at most."""
     if unknown := asked.keys() - Criteria.__annotations__.keys():
         raise no_option("find", unknown, Criteria.__annotations__)
     states, limit, after = _states(asked.get("state")), asked.get("limit", 50), asked.get("after")
@@ -378,6 +383,7 @@ def newest(schema: str, but: Iterable[int] = (), **asked: Unpack[Criteria]) -> S
         "until": _aware(asked.get("until"), "until"),
         "n": limit,
         "most": SEARCHED_MOST,
+        "room": room,
     }
     order = _order(states)
     name, place = _from(order, after)

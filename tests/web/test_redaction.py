@@ -18,7 +18,7 @@ from pgqueue.errors import InvalidOption
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import drain
 from pgqueue.web.pages import lists
-from pgqueue.web.pages.jobs import refused_filter
+from pgqueue.web.pages.jobs import ROOM, refused_filter
 from pgqueue.web.redaction import FOUND_MOST, HIDDEN, Redaction
 
 DEFAULT = Redaction()
@@ -306,6 +306,34 @@ async def test_a_key_that_a_job_hides_is_hidden_on_every_page(
     async with reading(dsn, redact=()) as browser:
         for path in ("/jobs", of_jobs[0] if before else "/limits", *(path for path in asked if "q7z" in path)):
             assert "q7z" in (await browser.get(path, headers={"accept": "application/json"})).text, path
+
+
+@pytest.mark.promise("F138")
+@pytest.mark.parametrize("query", ["", "?state=failed", "?key=k", "?task=a.b&limit=500"])
+async def test_a_list_reads_few_bytes_and_leaves_out_the_largest(
+    dsn: str, conn: psycopg.Connection[Any], query: str
+) -> None:
+    """It shows no arguments as HTML. What was not read hides the texts of its job, and of no other."""
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, state, started_at, finished_at, reason, unique_key, lock_key, args) "
+        "SELECT 'a.b', 'failed', now(), now(), 'why ' || n, 'u' || n, 'k', "
+        "jsonb_build_object('a', repeat('x', CASE WHEN n % 4 = 0 THEN 300000 ELSE 7 END)) "
+        "FROM generate_series(1, 40) AS n"
+    )
+    conn.commit()
+    async with reading(dsn) as browser:
+        items = (await browser.get(f"/jobs{query}", headers={"accept": "application/json"})).json()["items"]
+        page = await browser.get(f"/jobs{query}")
+        [large] = {job["args"]["pgqueue"] for job in items if "pgqueue" in job["args"]}
+        alone = (await browser.get(f"/jobs/{items[-4]['id']}", headers={"accept": "application/json"})).json()["items"]
+    assert len(items) == 40 and large == "not shown: 300009 bytes"
+    assert 600_000 < sum(len(json.dumps(job["args"])) for job in items) <= ROOM
+    for job in items:
+        n = int(job["unique_key"][1:]) if job["unique_key"] != HIDDEN else 4
+        assert job["reason"] == (f"why {n}" if "a" in job["args"] else HIDDEN)
+        assert "a" in job["args"] or n % 4 == 0
+    assert page.status_code == 200 and "why 1<" in page.text and "why 4<" not in page.text
+    assert len(alone[0]["args"]["a"]) in (7, 300_000)
 
 
 class Refused(Exception):

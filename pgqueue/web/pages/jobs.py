@@ -22,6 +22,8 @@ from pgqueue.web.redaction import Redaction
 LIMIT = 50
 LIMIT_MOST = 500
 DEPTH_MOST = 20
+ROOM = 1 << 20
+"""So many bytes of values a list reads. It shows none of them as HTML, but must know them to hide them in texts."""
 BULK = ("state", "queue", "task")
 """The filters that an operation on all jobs knows, too."""
 KEYS = ("key", "lock_key", "limit_key", "rate_key", "unique_key", "idempotency_key")
@@ -39,7 +41,7 @@ async def jobs(asked: Asked) -> Page:
     if (id := asked.number("id")) is not None:
         return Page("jobs.html", [], to=f"/jobs/{id}")
     criteria = _criteria(asked)
-    found = await asked.read(lambda conn: asearch(conn, **criteria))
+    found = await asked.read(lambda conn: asearch(conn, room=ROOM, **criteria))
     items = [
         {name: value for name, value in plain(job).items() if name != "attempts"}
         | {"key": job.key and asked.redaction.awaited(job.key)}
