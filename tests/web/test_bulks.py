@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import psycopg
@@ -139,6 +141,19 @@ def test_every_reason_of_an_operation_has_words() -> None:
     assert Bulk.__doc__ is not None
     listed = Bulk.__doc__[Bulk.__doc__.index("The reasons of jobs") :]
     assert set(re.findall(r"`(\w+)`", listed)) == set(REASONS)
+
+
+@pytest.mark.promise("F146")
+@pytest.mark.parametrize("action", ["cancel", "retry", "discard", "reschedule"])
+async def test_to_stop_an_operation_needs_the_right_to_its_action(
+    dsn: str, eyes: Eyes, failed: list[int], action: str
+) -> None:
+    options: dict[str, Any] = {"at": datetime(2100, 1, 1, tzinfo=UTC)} if action == "reschedule" else {}
+    begun = pgqueue.bulk(eyes.conn, action, task="web.bulk", **options)
+    for rights, status in ((ACTIONS - {action}, 403), ({"bulk"}, 403), ({"bulk", action}, 303)):
+        async with dashboard_of(dsn, lambda visitor, rights=rights: rights) as made, browsing(made) as browser:
+            assert (await browser.post(f"/bulk/{begun.id}/stop", headers=SAME_SITE)).status_code == status
+        assert (pgqueue.get_bulk(eyes.conn, begun.id).stopped_by is None) == (status == 403)
 
 
 @pytest.mark.promise("F146")

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.bulk.operations import STATES, Bulk, abulk, abulks, aget_bulk, apreview_bulk, astop_bulk
+from pgqueue.errors import BulkNotFound
 from pgqueue.web.pages.changes import time_of
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
@@ -70,11 +71,20 @@ async def begin(asked: Asked) -> Page:
 
 
 async def stop(asked: Asked) -> Page:
-    """No further step of it begins."""
-    stopped = await asked.change(lambda conn: astop_bulk(conn, asked.id))
+    """No further step of it begins. It needs the right to the action of the operation, as its begin does."""
+    stopped = await asked.change(lambda conn: _stopping(conn, asked))
     items = [] if stopped is None else [_item(stopped)]
     did = "over before" if stopped is None else "stopped"
     return Page("", items, {"changed": stopped is not None}, after=f"/bulk/{asked.id}", did=did)
+
+
+async def _stopping(conn: object, asked: Asked) -> Bulk | None:
+    try:
+        found = await aget_bulk(conn, asked.id)
+    except BulkNotFound:
+        return None
+    _action(asked, found.action)
+    return await astop_bulk(conn, asked.id)
 
 
 def _action(asked: Asked, action: str | None) -> str:
