@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -316,8 +316,13 @@ def _query(request: Request) -> str:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether a redirect to this path stays below the mount: a browser takes `//host` and `/\\host` for a host."""
-    return path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "/.." not in path
+    """Whether a redirect to this path stays below the mount.
+
+    A browser takes `//host` for a host, `\\` for a slash, and `%2e%2e` for the path above.
+    """
+    place = unquote(path.partition("?")[0].partition("#")[0]).replace("\\", "/")
+    parts = place.split("/")
+    return path.isprintable() and place.startswith("/") and not place.startswith("//") and not {".", ".."} & {*parts}
 
 
 def _redirect(visit: Visit, path: str) -> RedirectResponse:

@@ -429,6 +429,13 @@ async def test_after_the_login_the_browser_is_where_it_wanted_to_go_and_nowhere_
             "javascript:alert(1)": "/",
             "/\t/evil.example": "/",
             "/a/../../x": "/",
+            "/%2e%2e/admin": "/",
+            "/jobs/.%2E/%2e./admin": "/",
+            "/%2e/..": "/",
+            "/a\\..\\..\\x": "/",
+            "/%2f/evil.example": "/",
+            "/jobs?error=../x": "/jobs?error=../x",
+            "/jobs/..x": "/jobs/..x",
         }.items():
             answer = await signed_in(browser, READER_SECRET, next=wanted)
             assert (answer.status_code, answer.headers["location"]) == (303, place)
