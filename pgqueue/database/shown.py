@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
 
 def value(text: str | None) -> Any:
     """The value of this JSON. If Python cannot read it, an object that says why: a number of more than 4,300 digits, or
-    a value that is nested as deeply as PostgreSQL allows."""
+    a value that is nested as deeply as PostgreSQL allows. A fraction beyond the numbers of Python stays a text."""
     if text is None:
         return None
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_fraction)
     except (ValueError, RecursionError) as error:
         return {"pgqueue": f"not shown: {error}"}
+
+
+def _fraction(text: str) -> float | str:
+    """Not `inf`: no JSON has it, so nothing could be answered with it."""
+    number = float(text)
+    return number if isfinite(number) else text
 
 
 def moment(text: str | None) -> datetime | None:

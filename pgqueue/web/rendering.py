@@ -50,7 +50,7 @@ def html(template: str, data: Mapping[str, Any], status: int = 200) -> Response:
 
 def as_json(document: Mapping[str, Any], status: int = 200) -> Response:
     """The document `{"items": […], …}`; times are ISO 8601 with their offset."""
-    text = json.dumps(document, default=_plain, ensure_ascii=True)
+    text = json.dumps(document, default=_plain, ensure_ascii=True, allow_nan=False)
     return Response(text, status, HEADERS, "application/json")
 
 

@@ -383,6 +383,40 @@ async def test_a_job_that_is_nested_deeply_ends_no_page(dsn: str, conn: psycopg.
         assert (await browser.get(f"/jobs?arg=x={'[' * 7_000}")).status_code == 200, "a text"
 
 
+@pytest.mark.promise("F141")
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        ("1" + "0" * 400 + ".5", "1" + "0" * 400 + ".5"),
+        ("-1" + "0" * 400 + ".5", "-1" + "0" * 400 + ".5"),
+        ("1" + "0" * 400, 10**400),
+        ("1" + "0" * 300 + ".5", 1e300),
+        ("0." + "0" * 400 + "5", 0.0),
+    ],
+)
+async def test_a_number_that_python_has_not_is_valid_json(
+    dsn: str, conn: psycopg.Connection[Any], number: str, shown: Any
+) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, state, started_at, finished_at, reason, args, headers, result) SELECT "
+        "'web.number', 'failed', now(), now(), 'why', j, j, j FROM jsonb_build_object('x', %s::numeric) AS j",
+        (number,),
+    )
+    conn.commit()
+
+    def refused(constant: str) -> None:
+        raise ValueError(constant)
+
+    async with reading(dsn) as browser:
+        ids = [job["id"] for job in await items(browser, "/jobs")]
+        for path in ("/jobs", f"/jobs/{ids[0]}"):
+            answer = await browser.get(path, headers={"accept": "application/json"})
+            for job in json.loads(answer.text, parse_constant=refused)["items"]:
+                assert job["args"] == job["headers"] == job["result"] == {"x": shown}
+            assert "Infinity" not in (await browser.get(path)).text
+        assert (await browser.get("/jobs?arg=x=1e999")).status_code == 400
+
+
 async def test_a_search_says_what_it_has_looked_at_and_goes_on(
     dsn: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
