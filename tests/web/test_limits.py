@@ -209,6 +209,29 @@ async def test_names_are_escaped_and_a_redacted_key_has_no_button(dsn: str, eyes
     assert eyes.one("SELECT n FROM pgqueue.key_limit") == 0
 
 
+@pytest.mark.promise("F148", "F138")
+@pytest.mark.parametrize(
+    "redact",
+    [
+        {"redact": ["lock_key"]},
+        {"redact": ["key"]},
+        {"redact_with": lambda path, value: "•••" if path == ("lock_key",) else value},
+        {"redact_with": lambda path, value: "•••" if path == ("key",) else value},
+    ],
+)
+async def test_a_lock_that_jobs_hide_cannot_be_released(
+    dsn: str, eyes: Eyes, declared: None, redact: dict[str, Any]
+) -> None:
+    """An answer would tell whether there is one."""
+    async with dashboard_of(dsn, lambda visitor: ACTIONS, **redact) as made, browsing(made) as browser:
+        page = await browser.get("/limits")
+        assert ">•••<" in page.text and ">k<" not in page.text and "/locks/release" not in forms(page)
+        for key in ("k", "other"):
+            answer = await browser.post("/locks/release", data={"key": key}, headers=SAME_SITE)
+            assert (answer.status_code, "redacted" in answer.text) == (400, True)
+    assert eyes.all("TABLE pgqueue.audit") == []
+
+
 @pytest.mark.promise("F148")
 async def test_a_script_is_told_what_it_has_changed(dsn: str, declared: None) -> None:
     async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
