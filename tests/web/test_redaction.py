@@ -308,7 +308,7 @@ async def test_a_key_that_a_job_hides_is_hidden_on_every_page(
             assert "q7z" in (await browser.get(path, headers={"accept": "application/json"})).text, path
 
 
-@pytest.mark.promise("F138")
+@pytest.mark.promise("F64", "F138")
 @pytest.mark.parametrize("query", ["", "?state=failed", "?key=k", "?task=a.b&limit=500"])
 async def test_a_list_reads_few_bytes_and_leaves_out_the_largest(
     dsn: str, conn: psycopg.Connection[Any], query: str
