@@ -878,8 +878,12 @@ CASE WHEN {{is_unknown}} THEN 'unknown' WHEN g.queue = {{paused}} THEN 'paused'
      WHEN (g.queue IN (SELECT taker.queue FROM taker)) IS TRUE THEN 'slot' ELSE 'unserved' END
 
 -- name: since
--- Since when an available job could run.
-greatest(j.enqueued_at, j.run_at)
+-- Since when a waiting job could run. Times that were written by hand may be infinite: that counts as 1970, or as now.
+least(greatest(j.enqueued_at, j.run_at, 'epoch'), (SELECT pgqueue.now()))
+
+-- name: waited
+-- The seconds that a waiting job has waited.
+greatest(0, extract(epoch FROM pgqueue.now() - {{since}}))::float8
 
 -- name: scheduled_for
 -- Why a scheduled job waits: for another attempt, after a snooze, or for its time.

@@ -265,7 +265,7 @@ def _info(found: Measured, name: str, groups: Iterable[Group]) -> QueueInfo:
         total(states["scheduled"]),
         total(states["blocked"]),
         total(states["running"]),
-        oldest=found.now - min(could) if could else None,
+        oldest=max(0.0, found.now - min(could)) if could else None,
         workers=found.served.get(name, 0),
         paused_at=None if paused is None else moment(paused),
         longest_blocked=None if blocked is None else found.now - blocked,

@@ -42,7 +42,7 @@ WITH taker AS MATERIALIZED (
     SELECT g.queue, 'available' AS state, {{waits_for}} AS reason, g.task, g.n, g.since
     FROM (SELECT j.queue, j.task, count(*) AS n, min({{since}}) AS since FROM pgqueue.job_available j GROUP BY j.queue, j.task) AS g
     UNION ALL
-    SELECT j.queue, 'scheduled', {{scheduled_for}}, '', count(*), min(j.run_at) FILTER (WHERE j.run_at <= (SELECT pgqueue.now()))
+    SELECT j.queue, 'scheduled', {{scheduled_for}}, '', count(*), min(greatest(j.run_at, 'epoch')) FILTER (WHERE j.run_at <= (SELECT pgqueue.now()))
     FROM pgqueue.job_scheduled j GROUP BY 1, 3
     UNION ALL
     SELECT g.queue, 'blocked', CASE WHEN {{is_unknown}} THEN 'unknown' ELSE g.reason END, g.task, g.n, NULL

@@ -16,8 +16,8 @@ WITH RECURSIVE walked (key, place) AS (
     SELECT key FROM walked WHERE starts_with(key, 'rate:' || %(name)s::text || ':')
 ), waiting AS (
     SELECT b.* FROM named n CROSS JOIN LATERAL (
-        SELECT b.id, b.task, b.queue, b.key, b.rank, greatest(b.enqueued_at, b.run_at) AS since
-        FROM pgqueue.job_blocked b WHERE b.key = n.key ORDER BY b.rank, b.id LIMIT 100
+        SELECT j.id, j.task, j.queue, j.key, j.rank, {{waited}} AS waited
+        FROM pgqueue.job_blocked j WHERE j.key = n.key ORDER BY j.rank, j.id LIMIT 100
     ) AS b
     LIMIT 100
 ), holding AS (
@@ -41,5 +41,5 @@ SELECT json_build_object(
         ORDER BY h.since, h.id), '[]') FROM holding h LEFT JOIN pgqueue.worker w ON w.id = h.worker_id),
     'waiters', (SELECT coalesce(json_agg(json_build_object(
         'id', b.id, 'task', b.task, 'queue', b.queue, 'key', b.key,
-        'waited', extract(epoch FROM pgqueue.now() - b.since)::float8) ORDER BY b.key, b.rank, b.id), '[]') FROM waiting b)
+        'waited', b.waited) ORDER BY b.key, b.rank, b.id), '[]') FROM waiting b)
 )::text;

@@ -47,8 +47,8 @@ WITH RECURSIVE walked (key, place) AS (
             ) AS those) AS held,
            (SELECT count(*) FROM (
                 SELECT FROM pgqueue.job_blocked b WHERE b.key = 'limit:' || named.name LIMIT 10001) AS those) AS waiting,
-           (SELECT extract(epoch FROM pgqueue.now() - greatest(b.enqueued_at, b.run_at))::float8
-            FROM pgqueue.job_blocked b WHERE b.key = 'limit:' || named.name ORDER BY b.rank, b.id LIMIT 1) AS waited
+           (SELECT {{waited}}
+            FROM pgqueue.job_blocked j WHERE j.key = 'limit:' || named.name ORDER BY j.rank, j.id LIMIT 1) AS waited
     FROM named LEFT JOIN pgqueue.key_limit l ON l.name = named.name
 )
 SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
@@ -81,8 +81,8 @@ WITH RECURSIVE walked (key, place) AS (
     FROM walked w WHERE starts_with(w.key, 'rate:') AND w.place < 1000
 ), line AS MATERIALIZED (
     SELECT split_part(substr(walked.key, 6), ':', 1) AS name, waiting.n,
-           (SELECT extract(epoch FROM pgqueue.now() - greatest(b.enqueued_at, b.run_at))::float8
-            FROM pgqueue.job_blocked b WHERE b.key = walked.key ORDER BY b.rank, b.id LIMIT 1) AS waited
+           (SELECT {{waited}}
+            FROM pgqueue.job_blocked j WHERE j.key = walked.key ORDER BY j.rank, j.id LIMIT 1) AS waited
     FROM walked CROSS JOIN LATERAL (
         SELECT count(*) AS n FROM (SELECT FROM pgqueue.job_blocked b WHERE b.key = walked.key LIMIT 10001) AS those
     ) AS waiting

@@ -39,13 +39,13 @@ WITH RECURSIVE walked (key, place) AS (
            first.id AS next, first.waited
     FROM named
     LEFT JOIN LATERAL (
-        SELECT id, extract(epoch FROM pgqueue.now() - greatest(enqueued_at, run_at))::float8 AS waited FROM (
+        SELECT id, {{waited}} AS waited FROM (
             (SELECT 1 AS part, rank, id, enqueued_at, run_at FROM taken WHERE taken.lock_key = named.key AND behind
              ORDER BY rank, id LIMIT 1)
             UNION ALL
             (SELECT 2, b.rank, b.id, b.enqueued_at, b.run_at FROM pgqueue.job_blocked b
              WHERE b.key = 'lock:' || named.key AND NOT b.holds ORDER BY b.rank, b.id LIMIT 1)
-            ORDER BY 1 LIMIT 1) AS line
+            ORDER BY 1 LIMIT 1) AS j
     ) AS first ON true
     WHERE %(key)s::text IS NULL OR named.key = %(key)s::text
 )

@@ -114,7 +114,7 @@ WITH walked AS MATERIALIZED (
     SELECT least(100, 30000.0 / greatest(1, pg_relation_size('pgqueue.job_scheduled') / current_setting('block_size')::integer))::float8 AS percent
     WHERE (SELECT count(*) FROM walked) > 10000
 ), counted AS (
-    SELECT queue, reason, count(*) AS n, min(run_at) FILTER (WHERE run_at <= (SELECT pgqueue.now())) AS since FROM walked GROUP BY queue, reason
+    SELECT queue, reason, count(*) AS n, min(greatest(run_at, 'epoch')) FILTER (WHERE run_at <= (SELECT pgqueue.now())) AS since FROM walked GROUP BY queue, reason
 ), sampled AS (
     SELECT j.queue, j.reason, j.n FROM share CROSS JOIN LATERAL (
         SELECT j.queue, {{scheduled_for}} AS reason, count(*) * 100 / share.percent AS n
