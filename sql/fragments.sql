@@ -68,40 +68,42 @@ CASE WHEN {{readable}} THEN NULL
 id, coalesce(pos, 0), rank, queue, task, CASE WHEN {{readable}} THEN args_text END, attempt, priority, max_attempts, crashes, snoozes,
 enqueued_at, run_at, CASE WHEN deadline <= pgqueue.now() THEN '-infinity' ELSE deadline END, {{claimed_rest}}
 
--- name: shown_texts
--- The values of a job as text, for people: NULL if a value is too large to be shown, or has no text. Beside OFFSET 0, as `texts`.
-pgqueue.text_of(args) AS args_text, pgqueue.text_of(headers) AS headers_text, pgqueue.text_of(result) AS result_text
+-- name: shown_sizes
+-- How many bytes the values of a job have as text, for `shown`: NULL if a value is NULL, or has no text. Beside OFFSET 0, so that each is
+-- made once. Not the texts themselves: a sort of a page would carry 64 MB of them.
+octet_length(pgqueue.text_of(args)) AS args_size, octet_length(pgqueue.text_of(headers)) AS headers_size,
+octet_length(pgqueue.text_of(result)) AS result_size
 
 -- name: shown
--- What people are told of a job with `shown_texts`. Its values are JSON as text: no value of one job keeps the others from being read. One
--- that is not shown is an object that says so; a `total` of more than 64 MB is of a long page of large jobs.
+-- What people are told of a job with `shown_sizes`. Its values are JSON as text: no value of one job keeps the others from being read. One
+-- that is not shown is an object that says so. On a page of large jobs not each of them has room.
 id, state, queue, task, priority, enqueued_at, run_at, started_at, finished_at, deadline, attempt, max_attempts, crashes, snoozes, worker_id,
 left(version_tag, 1000) AS version_tag, left(lock_key, 1000) AS lock_key, left(limit_key, 1000) AS limit_key,
 left(rate_key, 1000) AS rate_key, left(key, 1000) AS key, left(unique_key, 1000) AS unique_key,
 left(idempotency_key, 1000) AS idempotency_key, left(reason, 10000) AS reason,
-CASE WHEN octet_length(args_text) <= 2097152 AND has_room THEN args_text
-     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(args_text)::text, 'more than 1000000000') || ' bytes')::text
+CASE WHEN args_size <= 2097152 AND has_room THEN pgqueue.text_of(args)
+     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(args_size::text, 'more than 1000000000') || ' bytes')::text
 END AS args,
 CASE WHEN headers IS NULL THEN NULL
-     WHEN octet_length(headers_text) <= 2097152 AND has_room THEN headers_text
-     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(headers_text)::text, 'more than 1000000000') || ' bytes')::text
+     WHEN headers_size <= 2097152 AND has_room THEN pgqueue.text_of(headers)
+     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(headers_size::text, 'more than 1000000000') || ' bytes')::text
 END AS headers,
 CASE WHEN result IS NULL THEN NULL
-     WHEN octet_length(result_text) <= 2097152 AND has_room THEN result_text
-     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(octet_length(result_text)::text, 'more than 1000000000') || ' bytes')::text
+     WHEN result_size <= 2097152 AND has_room THEN pgqueue.text_of(result)
+     ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(result_size::text, 'more than 1000000000') || ' bytes')::text
 END AS result
 
 -- name: found_shown
--- What people are told of the rows of `found`. Their texts are summed, the short ones first: so one large job leaves out itself only.
+-- What people are told of the rows of `found`. Their sizes are summed, the small ones first: so one large job leaves out itself only.
 SELECT {{shown}}, (SELECT to_json(p) FROM pgqueue.job_progress p
                    WHERE summed.state = 'running' AND p.job_id = summed.id AND p.updated_at >= summed.started_at) AS said
 FROM (
     SELECT *, sum(size) OVER (ORDER BY size, id DESC ROWS UNBOUNDED PRECEDING) <= %(room)s::bigint AS has_room
     FROM (
-        SELECT *, CASE WHEN octet_length(args_text) <= 2097152 THEN octet_length(args_text) ELSE 0 END
-            + CASE WHEN octet_length(headers_text) <= 2097152 THEN octet_length(headers_text) ELSE 0 END
-            + CASE WHEN octet_length(result_text) <= 2097152 THEN octet_length(result_text) ELSE 0 END AS size
-        FROM (SELECT *, {{shown_texts}} FROM found OFFSET 0) AS read
+        SELECT *, CASE WHEN args_size <= 2097152 THEN args_size ELSE 0 END
+            + CASE WHEN headers_size <= 2097152 THEN headers_size ELSE 0 END
+            + CASE WHEN result_size <= 2097152 THEN result_size ELSE 0 END AS size
+        FROM (SELECT *, {{shown_sizes}} FROM found OFFSET 0) AS read
     ) AS sized
 ) AS summed
 

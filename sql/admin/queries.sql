@@ -10,7 +10,7 @@ SELECT (SELECT to_json(shown)::text FROM (SELECT {{shown}}) AS shown),
        (SELECT to_json(p)::text FROM pgqueue.progress_row(job.id) AS p
         WHERE job.state = 'running' AND p.updated_at >= job.started_at)
 FROM (
-    SELECT *, true AS has_room, {{shown_texts}} FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) OFFSET 0
+    SELECT *, true AS has_room, {{shown_sizes}} FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) OFFSET 0
 ) AS job;
 
 -- name: queries_keyed
