@@ -887,6 +887,10 @@ least(greatest(j.enqueued_at, j.run_at, 'epoch'), (SELECT pgqueue.now()))
 -- The seconds that a waiting job has waited.
 greatest(0, extract(epoch FROM pgqueue.now() - {{since}}))::float8
 
+-- name: staged_for
+-- The seconds that the first of the rows of `waiting` has been staged; infinite times are read in the same way.
+extract(epoch FROM max(clock.now - least(greatest(waiting.staged_at, 'epoch'), clock.now)))::float8
+
 -- name: scheduled_for
 -- Why a scheduled job waits: for another attempt, after a snooze, or for its time.
 CASE WHEN {{awaits_attempt}} THEN 'retry' WHEN j.snoozes > 0 THEN 'snooze' ELSE 'time' END

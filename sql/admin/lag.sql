@@ -15,6 +15,7 @@ FROM pgqueue.relay_fence WHERE reported_at IS NOT NULL ORDER BY name, source
 -- name: lag_outbox
 -- How many staged jobs wait for a relay, and for how many seconds the oldest of them; how many were refused. No more than 10,001 rows of
 -- each are looked at, the first ones.
-SELECT count(*), extract(epoch FROM pgqueue.outbox_now() - min(waiting.staged_at))::float8,
+SELECT count(*), {{staged_for}},
     (SELECT count(*) FROM (SELECT FROM pgqueue.outbox_refused LIMIT 10001) AS refused)
 FROM (SELECT staged_at FROM pgqueue.outbox ORDER BY id LIMIT 10001) AS waiting
+CROSS JOIN (SELECT pgqueue.outbox_now() AS now OFFSET 0) AS clock

@@ -100,7 +100,7 @@ FROM pgqueue.outbox o WHERE o.id > %(after)s::bigint ORDER BY o.id LIMIT 1
 -- name: source_waiting
 -- How many staged jobs wait, for how many seconds the oldest of them, and how many were refused: those behind the cursor, those that
 -- stayed, and those with an order key that is held back. No more than 10,001 of each are looked at.
-SELECT count(*)::integer, extract(epoch FROM pgqueue.outbox_now() - min(waiting.staged_at))::float8,
+SELECT count(*)::integer, {{staged_for}},
     (SELECT count(*)::integer FROM (SELECT FROM pgqueue.outbox_refused ORDER BY uid LIMIT 10001) AS refused)
 FROM (
     (SELECT o.id, o.staged_at FROM pgqueue.outbox o WHERE o.id > %(after)s::bigint ORDER BY o.id LIMIT 10001)
@@ -116,6 +116,7 @@ FROM (
         ORDER BY left(o.order_key, 500), o.id LIMIT 10001) AS h
      LIMIT 10001)
 ) AS waiting
+CROSS JOIN (SELECT pgqueue.outbox_now() AS now OFFSET 0) AS clock
 
 -- name: source_head
 -- Up to which id there are rows now.

@@ -12,6 +12,7 @@ from roles import Role, role
 
 from pgqueue.admin.lag import Lag, lag, relays, visible
 from pgqueue.database import migrations
+from pgqueue.database.statements import text
 from pgqueue.relay.relay import Relay
 
 __all__ = ["app_dsn", "role", "sides"]
@@ -40,6 +41,16 @@ def test_where_queue_and_outbox_are_in_one_database_both_are_shown(dsn: str, sid
     assert lines[0].startswith("database ") and lines[-1].startswith(
         "OUTBOX: staged jobs that wait for a relay: 1, the"
     )
+
+
+@pytest.mark.parametrize(("at", "least"), [("infinity", 0), ("-infinity", 1e9), ("4713-01-01 BC", 1e9)])
+def test_a_job_that_was_staged_at_an_infinite_time_is_counted(sides: Sides, at: str, least: float) -> None:
+    sides.app.execute("INSERT INTO pgqueue.outbox (task, staged_at) VALUES ('t', %s)", [at])
+    of_relay = sides.app.execute(
+        text("source_waiting", "pgqueue").encode(), {"after": 0, "stayed": [], "held": []}
+    ).fetchone()
+    for found in (lag(sides.app), Lag(*of_relay or ())):
+        assert found.waiting == 1 and found.oldest is not None and least <= found.oldest < 1e10
 
 
 def test_more_than_ten_thousand_are_not_counted(app_dsn: str, sides: Sides) -> None:
