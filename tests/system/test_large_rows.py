@@ -163,6 +163,9 @@ def test_a_long_page_of_large_jobs_is_cut(dsn: str, eyes: Eyes) -> None:
     )
     with psycopg.connect(dsn) as conn:
         page = queries.find(conn, limit=100)
+        few = queries.newest("pgqueue", limit=100, room=1 << 20)
+        [[[plan]]] = conn.execute("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + few.sql, few.params).fetchall()
+    assert plan["Plan"]["Temp Written Blocks"] == 0, "the sort of a page carries no texts"
     assert len(page) == 70
     shown = [job for job in page if "a" in job.args]
     assert shown == page[: len(shown)] and len(shown) == 67  # 64 MB, the newest first
