@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -80,6 +81,20 @@ async def test_a_button_changes_the_job_is_recorded_and_says_what_it_did(
     recorded = eyes.all("SELECT actor, count FROM pgqueue.audit")
     changed = did not in ("ended", "alive", "running", "over")
     assert recorded == ([("dashboard", 1)] if changed else [])
+
+
+@pytest.mark.promise("F145")
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+async def test_the_button_retry_makes_no_new_job_of_one_that_has_completed_since(
+    dsn: str, eyes: Eyes, ids: dict[str, int], state: str
+) -> None:
+    before = eyes.one("SELECT count(*) FROM pgqueue.job")
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        page = await browser.get(f"/jobs/{ids[state]}")
+        [fields] = re.findall(r'action="/jobs/\d+/retry">(.*?)<button type="submit">Retry<', page.text)
+        sent = dict(re.findall(r'name="(\w+)" value="(\w*)"', fields))
+        page = await press(browser, f"/jobs/{ids['completed']}/retry", **sent)
+    assert NOTICES["completed"] in page.text and eyes.one("SELECT count(*) FROM pgqueue.job") == before
 
 
 @pytest.mark.promise("F145")

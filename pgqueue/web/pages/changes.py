@@ -56,8 +56,12 @@ async def cancel(asked: Asked) -> Page:
 
 
 async def retry(asked: Asked) -> Page:
-    """Make an ended job available again; a completed one is run as a new job."""
-    return _answered(await asked.change(lambda conn: aretry(conn, asked.id, again=True)))
+    """Make an ended job available again; a completed one is run as a new job, but not with `again=0`.
+
+    The button of a failed job sends that: the job may have completed since the page was made.
+    """
+    again = asked.field("again") != "0"
+    return _answered(await asked.change(lambda conn: aretry(conn, asked.id, again=again)))
 
 
 async def discard(asked: Asked) -> Page:
