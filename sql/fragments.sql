@@ -949,16 +949,6 @@ seen AS MATERIALIZED (
     FROM pgqueue.waiters(ARRAY(SELECT id FROM cancelled)) AS w (job_id) WHERE %(notify)s::boolean
 )
 
--- name: retry_seen
--- The jobs of `asked`, and what is to be retried of each.
-seen AS MATERIALIZED (
-    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
-    FROM pgqueue.job_states(ARRAY(SELECT id FROM asked)) AS found
-    -- A job that lives is not started a second time for a row of its id that was put aside. Else the job that has ended last is meant.
-    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
-        found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
-)
-
 -- name: retry_keyed
 -- Those of `found` whose keys another job has, and those that are `picked`.
 keyed AS MATERIALIZED (

@@ -29,11 +29,10 @@ ORDER BY asked.id;
 -- The attempts count on; one more is allowed at least.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
-), {{retry_seen}}, found AS MATERIALIZED (
-    SELECT id, enqueued_at, unique_key, idempotency_key, finished_at
-    FROM pgqueue.lock_dead(
-        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
-        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
+), seen AS MATERIALIZED (
+    SELECT * FROM pgqueue.lock_ended(%(ids)s::text::bigint[], '{failed,cancelled}')
+), found AS MATERIALIZED (
+    SELECT id, enqueued_at, unique_key, idempotency_key, finished_at FROM seen WHERE locked
 ), {{retry_keyed}}, dead AS MATERIALIZED (
     SELECT {{job}}, attempt, snoozes, finished_at
     FROM pgqueue.take_dead(ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id))
@@ -58,18 +57,9 @@ ORDER BY asked.id;
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
-    -- The rows that `actions_retry` means.
-    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
-    FROM pgqueue.job_states(%(ids)s::text::bigint[]) AS found
-    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
-        found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
-), locked AS MATERIALIZED (
-    SELECT id, unique_key, idempotency_key, finished_at
-    FROM pgqueue.lock_dead(
-        ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id),
-        ARRAY(SELECT enqueued_at FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id))
+    SELECT * FROM pgqueue.lock_ended(%(ids)s::text::bigint[], '{failed,cancelled}')
 ), dead AS MATERIALIZED (
-    SELECT DISTINCT ON (id) * FROM locked ORDER BY id, finished_at DESC
+    SELECT DISTINCT ON (id) * FROM seen WHERE locked ORDER BY id, finished_at DESC
 )
 SELECT asked.id, seen.state, 'idempotency:' || dead.idempotency_key, 'unique:' || dead.unique_key
 FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN dead ON dead.id = asked.id
@@ -87,8 +77,14 @@ FROM pgqueue.lock_keys(ARRAY(SELECT json_array_elements_text(%(keys)s::text::jso
 -- If an id stands twice, both rows go; if one of them lives, none.
 -- A key that still holds goes on answering: its hash is kept until it expires. Other keys of the jobs go.
 -- Locks the jobs in the order of their ids, then the keys in theirs, as a retry does. Waits for transactions that have one of them just now.
-WITH found AS MATERIALIZED (
-    SELECT f.id, f.state, f.discarded FROM pgqueue.discard_ended(%(ids)s::text::bigint[]) AS f
+WITH seen AS MATERIALIZED (
+    SELECT * FROM pgqueue.lock_ended(%(ids)s::text::bigint[], '{completed,skipped,failed,cancelled}')
+), done AS MATERIALIZED (
+    SELECT d.id, d.discarded FROM pgqueue.discard_ended(ARRAY(SELECT DISTINCT id FROM seen WHERE locked ORDER BY id)) AS d
+), found AS MATERIALIZED (
+    SELECT asked.id, seen.state, coalesce(bool_or(done.discarded), false) AS discarded
+    FROM unnest(%(ids)s::text::bigint[]) AS asked (id) LEFT JOIN seen ON seen.id = asked.id LEFT JOIN done ON done.id = asked.id
+    GROUP BY asked.id, seen.state
 ), recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target, jobs, count)
     SELECT {{actor}}, 'discard', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids)

@@ -111,7 +111,13 @@ SELECT s.fence, s.ends, s.pause, s.n, (SELECT count(done) FROM told) + (SELECT c
 
 -- name: bulk_retry
 -- A step of a retry, as `bulk_cancel`. `asked` are locked. A worker has no right to delete them but through the operation.
-WITH {{bulk_picked}}, {{bulk_asked}}, {{retry_seen}}, found AS MATERIALIZED (
+WITH {{bulk_picked}}, {{bulk_asked}}, seen AS MATERIALIZED (
+    SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
+    FROM pgqueue.job_states(ARRAY(SELECT id FROM asked)) AS found
+    -- A job that lives is not started a second time for a row of its id that was put aside. Else the job that has ended last is meant.
+    ORDER BY found.id, found.state IN ('available', 'scheduled', 'blocked', 'running') DESC,
+        found.state IN ('failed', 'cancelled') DESC, found.finished_at DESC
+), found AS MATERIALIZED (
     SELECT j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.finished_at
     FROM pgqueue.job_rows(ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id)) AS j
     WHERE j.state IN ('failed', 'cancelled') AND (j.id, j.enqueued_at) IN (SELECT id, enqueued_at FROM seen)

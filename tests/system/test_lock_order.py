@@ -475,3 +475,37 @@ def test_no_two_of_our_operations_deadlock(dsn: str) -> None:
             if lost:
                 found[one.__name__, other.__name__] = lost
     assert found == {}
+
+
+@pytest.mark.second
+@pytest.mark.promise("F38", "F86")
+@pytest.mark.parametrize("by_hand", [retry, discard])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_that_lives_and_ends_again_meanwhile_is_locked_in_its_turn(
+    dsn: str, seed: int, by_hand: Operation
+) -> None:
+    """Operations by filter change the same jobs. The naive order asks for such a job anew while it has keys."""
+    with psycopg.connect(dsn) as conn:
+        for n in range(6):
+            for operation in (duplicate, two_keys, both_ways, cancel):
+                operation(conn, Random(97 * seed + n))
+                conn.commit()
+    circles: list[str] = []
+
+    def act(number: int, operation: Operation) -> None:
+        random = Random(1000 * number + seed)
+        with psycopg.connect(patient(dsn)) as conn:
+            for n in range(40):
+                try:
+                    if n % 10 == 9 and number == 0:  # more of them
+                        two_keys(conn, random)
+                        conn.commit()
+                    operation(conn, random)
+                    conn.commit()
+                except psycopg.errors.DeadlockDetected as error:
+                    conn.rollback()
+                    circles.append(f"{operation.__name__}: {error}")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(act, range(4), [by_hand, by_filter, by_hand, by_filter]))
+    assert circles == []
