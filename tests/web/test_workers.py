@@ -119,10 +119,14 @@ async def test_a_supervisor_carries_out_what_the_dashboard_orders(tmp_path: Path
     with supervised(tmp_path, dsn, processes=1) as one:
         async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
 
+            async def known() -> Any:
+                return (await browser.get("/workers", headers=JSON)).json()["supervisors"]
+
             async def done() -> Any:
-                [shown] = (await browser.get("/workers", headers=JSON)).json()["supervisors"]
+                [shown] = await known()
                 return shown["order"] is not None and shown["order"]["done_at"] is not None
 
+            await until(known)  # it has registered a moment after its first worker
             await press(browser, "/workers/scale", all="1", size="2")
             assert await until(done)
             assert len(one.pids()) == 2
