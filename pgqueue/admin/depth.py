@@ -224,13 +224,13 @@ def _rows(rows: list[Row]) -> list[Row]:
 # What comes of it ----------------------------------------------------------------------------------------------------
 
 
-def queue_list(found: Measured) -> list[QueueInfo]:
-    """Every queue that has jobs, workers or a pause, by name."""
+def queue_list(found: Measured, most: int | None = QUEUES_MOST) -> list[QueueInfo]:
+    """The queues that have jobs, workers or a pause, by name: the first 1,000 of them, or `most`. None: all."""
     names = {group.queue for group in found.groups} | found.served.keys() | found.paused.keys()
     of_queue: dict[str, list[Group]] = defaultdict(list)
     for group in found.groups:
         of_queue[group.queue].append(group)
-    return [_info(found, name, of_queue[name]) for name in sorted(names)[:QUEUES_MOST]]
+    return [_info(found, name, of_queue[name]) for name in sorted(names)[:most]]
 
 
 def unknown_list(groups: Iterable[Group]) -> tuple[UnknownTask, ...]:

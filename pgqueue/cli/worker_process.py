@@ -130,6 +130,8 @@ async def _serve(
     left = await worker.stop(grace)
     if left:
         log.error("%d jobs were still running after %g s and are given back", left, grace)
+        if worker_end is not None:
+            worker_end.count()
         return DEADLINE
     if worker_end is not None:
         worker_end.empty()

@@ -82,8 +82,12 @@ class WorkerEnd:
 
     def empty(self) -> None:
         """Report that no job runs and all outcomes are written: what is still in this process hangs."""
-        self._say_counted(self._worker.numbers(), 0)
+        self.count()
         self._pipe.say("empty")
+
+    def count(self) -> None:
+        """Report what was counted since the last report: the process is about to end."""
+        self._say_counted(self._worker.numbers(), 0)
 
     def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

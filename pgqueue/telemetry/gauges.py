@@ -65,6 +65,7 @@ def _of_outboxes(relays: Iterable[Row]) -> Iterator[Sample]:
         yield "pgqueue_outbox_waiting", outbox, waiting
         # While the relay is silent, what it has said grows older.
         yield "pgqueue_outbox_lag_seconds", outbox, 0.0 if not waiting else (oldest or 0.0) + reported
+        yield "pgqueue_outbox_report_age_seconds", outbox, reported
 
 
 def _of_jobs(found: Measured) -> Iterator[Sample]:
@@ -77,7 +78,7 @@ def _of_jobs(found: Measured) -> Iterator[Sample]:
             blocked[reason] = blocked.get(reason, 0) + group.n
     for reason, n in blocked.items():
         yield "pgqueue_blocked", {"reason": reason}, n
-    for name, queues in _by_name(depth.queue_list(found)):
+    for name, queues in _by_name(depth.queue_list(found, most=None)):
         for state in STATES:
             yield "pgqueue_depth", {"queue": name, "state": state}, sum(getattr(each, state).n for each in queues)
         oldest = max(each.oldest or 0.0 for each in queues)

@@ -84,6 +84,9 @@ OF_DATABASE = (
         ("outbox",),
         "For how long the first staged job has waited, as the relay reported last, and how long ago that was.",
     ),
+    Metric(
+        "pgqueue_outbox_report_age_seconds", GAUGE, ("outbox",), "How long ago the relay of the outbox has reported."
+    ),
 )
 METRICS = (*OF_PROCESSES, *OF_DATABASE)
 _BY_NAME = {metric.name: metric for metric in METRICS}

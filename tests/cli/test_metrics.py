@@ -37,6 +37,10 @@ def fails() -> None:
 def held() -> None:
     __import__("time").sleep(2.0)
 
+@pgqueue.task(name="shop.long")
+def long() -> None:
+    __import__("time").sleep(60.0)
+
 @pgqueue.task(name="shop.blocks")
 async def blocks(seconds: float) -> None:
     __import__("time").sleep(seconds)
@@ -132,6 +136,27 @@ def test_a_supervisor_answers_for_its_processes_also_for_those_that_have_ended(d
         assert promtool("check", "metrics", stdin=fetched(port)) == ""
         worker.signal(SIGTERM)
         assert worker.ends() == 0
+
+
+@pytest.mark.second
+@pytest.mark.promise("F166")
+def test_a_process_that_leaves_at_its_deadline_is_counted(dsn: str, shop: Path) -> None:
+    """No scrape has asked it since its jobs ended."""
+    arguments = ("shop", "--processes", "1", "--grace", "1s", "--metrics", "127.0.0.1:0")
+    with working(*arguments, dsn=dsn, cwd=shop) as worker, psycopg.connect(dsn, autocommit=True) as conn:
+        port = port_of(worker.says("metrics are at"))
+        worker.says("ready: 1 worker process")
+        enqueue(dsn, "shop.quick", 20)
+        enqueue(dsn, "shop.long")
+        wait_until(lambda: conn.execute("SELECT count(*) FROM pgqueue.job_done").fetchone() == (20,))
+        wait_until(lambda: conn.execute("SELECT count(*) FROM pgqueue.job_running").fetchone() == (1,))
+        [child] = psutil.Process(worker.process.pid).children()
+        child.send_signal(SIGTERM)
+        worker.says("were still running")
+        wait_until(lambda: not child.is_running())
+        wait_until(lambda: jobs(scraped(port), "shop.quick") == 20)
+        worker.signal(SIGTERM)
+        worker.ends()
 
 
 @pytest.mark.promise("F165")

@@ -97,6 +97,8 @@ def test_the_oldest_snapshot_and_the_outboxes_are_shown(dsn: str, conn: Conn) ->
     lags = {round(value) for (name, _), value in found.items() if name == "pgqueue_outbox_lag_seconds"}
     assert lags == {0, 24} or lags == {0, 23}
     assert sorted(value for (name, _), value in found.items() if name == "pgqueue_outbox_waiting") == [0, 7]
+    ages = [value for (name, _), value in found.items() if name == "pgqueue_outbox_report_age_seconds"]
+    assert len(ages) == 2 and all(20 <= age < 60 for age in ages)
 
 
 @pytest.mark.promise("F168")
@@ -107,6 +109,17 @@ def test_beyond_200_queues_the_rest_is_one(conn: Conn) -> None:
     queues = {labels[0] for name, labels in found if name == "pgqueue_depth"}
     assert len(queues) == QUEUES_MOST + 1 and {"q250", OTHER_QUEUES} <= queues
     assert found["pgqueue_depth", (OTHER_QUEUES, "available")] == 50
+
+
+@pytest.mark.promise("F168")
+@pytest.mark.parametrize("n", [999, 1_000, 1_001, 1_500])
+def test_of_any_number_of_queues_the_largest_are_shown_and_none_is_left_out(conn: Conn, n: int) -> None:
+    conn.execute("INSERT INTO pgqueue.job (task, queue) SELECT 't', 'q' || g FROM generate_series(1, %s) AS g", [n])
+    conn.execute("INSERT INTO pgqueue.job (task, queue) SELECT 't', 'zz' FROM generate_series(1, 7)")
+    found = read(conn)
+    assert found["pgqueue_depth", ("zz", "available")] == 7
+    available = [value for (name, labels), value in found.items() if name == "pgqueue_depth" and "available" in labels]
+    assert len(available) == QUEUES_MOST + 1 and sum(available) == n + 7
 
 
 @pytest.mark.promise("F168")
