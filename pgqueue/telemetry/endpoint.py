@@ -1,11 +1,13 @@
 """The endpoint of `pgqueue work --metrics`: one path, served by a few threads of their own.
 
 A slow or silent client holds one thread, for seconds at most, and never the worker. If all are held, further clients
-are turned away. Nothing is read from the network but a request line and headers, whose size http.server bounds.
+are turned away. Nothing is read from the network but a request line and headers, whose size http.server bounds. All of
+them must be there at one time, so a client gains nothing by sending byte after byte.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import socket
 import sys
@@ -13,6 +15,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
 from typing import Any
 
 from pgqueue.database import forks
@@ -23,7 +26,7 @@ log = logging.getLogger("pgqueue")
 PATH = "/metrics"
 CLIENTS_MOST = 8
 CLOSE_SECONDS, CLIENT_SECONDS = 0.2, 5.0
-"""How often the thread looks whether it is to end; and how long a client may let a read or a write wait."""
+"""How often the thread looks whether it is to end; and how long a client may take to send its request, or to read."""
 
 Text = Callable[[str], tuple[bytes, str]]
 """For an Accept header, the text of a scrape and its content type."""
@@ -70,7 +73,11 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread could be started: none will give the room back
+                self._room.release()
+                raise
         else:
             self.shutdown_request(request)
 
@@ -94,6 +101,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "pgqueue", ""
     server: _Server
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()  # it would wait as long for each byte
+        self.rfile = io.BufferedReader(_Request(self.connection, self.timeout))
+
     def do_GET(self) -> None:
         """The text of a scrape; without its body for HEAD."""
         if self.path.partition("?")[0] != PATH:
@@ -101,6 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         assert self.server.text is not None
         body, kind = self.server.text(self.headers.get("accept", ""))
+        self.connection.settimeout(self.timeout)  # for all of a write
         self.send_response(HTTPStatus.OK)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
@@ -112,6 +125,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are not logged: there is one every few seconds."""
+
+
+class _Request(io.RawIOBase):
+    """What a client sends within these seconds, counted from when it has connected. Later reads raise TimeoutError."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._end = connection, monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._end - monotonic()
+        if left <= 0:
+            raise TimeoutError("the request is not complete in time")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 def address_of(bind: str) -> tuple[str, int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -49,25 +50,57 @@ def test_it_answers_one_path_by_two_methods() -> None:
         assert [asked(address, method=method)[0] for method in ("POST", "PUT", "DELETE")] == [501] * 3
 
 
+def turned_away(address: tuple[str, int]) -> bool:
+    with socket.create_connection(address, 10) as late:
+        late.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        try:
+            return late.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
 @pytest.mark.promise("F165")
-def test_clients_that_say_nothing_hold_so_many_threads_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module._Handler, "timeout", 0.3)
+@pytest.mark.parametrize("drip", [b"", b"a"], ids=["silent", "dripping"])
+def test_clients_that_say_nothing_or_little_hold_so_many_threads_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, drip: bytes
+) -> None:
+    monkeypatch.setattr(endpoint_module._Handler, "timeout", 0.5)
     with serving() as address:
-        silent = [socket.create_connection(address) for _ in range(CLIENTS_MOST)]
+        slow = [socket.create_connection(address) for _ in range(CLIENTS_MOST)]
+        if drip:
+            for each in slow:
+                each.sendall(b"GET /metrics HTTP/1.0\r\nX: ")
 
-        def turned_away() -> bool:
-            with socket.create_connection(address, 10) as late:
-                late.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-                try:
-                    return late.recv(1) == b""
-                except ConnectionResetError:
-                    return True
+        def served() -> bool:
+            for each in slow:
+                with suppress(OSError):  # it has been hung up on
+                    each.sendall(drip)
+            return not turned_away(address)
 
-        wait_until(turned_away)
-        wait_until(lambda: not turned_away())
-        for each in silent:
+        wait_until(lambda: turned_away(address))
+        wait_until(served, 10)
+        for each in slow:
             each.close()
         assert asked(address)[0] == 200
+
+
+@pytest.mark.promise("F165")
+def test_scrapes_for_which_no_thread_could_be_started_take_no_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+
+    def starts(thread: threading.Thread) -> None:
+        if "process_request_thread" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with serving() as address:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", starts)
+            assert [turned_away(address) for _ in range(CLIENTS_MOST)] == [True] * CLIENTS_MOST
+        assert asked(address)[0] == 200
+    assert {record.getMessage() for record in caplog.records} == {"a scrape could not be answered"}
 
 
 @pytest.mark.promise("F165")
