@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -42,8 +43,8 @@ class WorkerEnd:
             forks.handle_signal(number, signal.SIG_IGN)
         self._tasks: set[asyncio.Task[None]] = set()
         self.stop: Callable[[float], None] = lambda grace: None
-        self.gauges: Callable[[bool], Sequence[Sample]] = lambda leads: ()
-        """Reads the gauges of the database, in a thread, if this worker leads."""
+        self.gauges: Callable[[bool], Future[Sequence[Sample]]] | None = None
+        """Begins to read the gauges of the database, in a thread of its own, if this worker leads."""
         self._counting = False
 
     @property
@@ -145,18 +146,25 @@ class WorkerEnd:
         log.warning("over the memory limit: %s of %s; jobs running just now: %s", _mib(size), _mib(limit), names)
 
     async def _count(self, ask: int) -> None:
-        """Answer what this worker has counted, and if it leads, the gauges of the database."""
+        """Answer what this worker has counted, and if it leads, the gauges of the database.
+
+        It answers in every case: a process that has not answered is not asked again.
+        """
         self._counting = True
+        gauges: Sequence[Sample] = ()
         try:
-            gauges: Sequence[Sample] = ()
-            with suppress(TimeoutError):  # the numbers are shown without the gauges
-                reading = asyncio.to_thread(self.gauges, self._worker.numbers().leads)
+            if self.gauges is not None:
+                reading = asyncio.wrap_future(self.gauges(self._worker.numbers().leads))
                 gauges = await asyncio.wait_for(reading, GAUGES_SECONDS)
-            numbers = self._worker.numbers()
-            numbers.gauges = gauges if numbers.leads else ()  # it may have lost the lead meanwhile
-            self._say_counted(numbers, ask)
+        except TimeoutError:
+            pass  # the numbers are shown without the gauges
+        except Exception:
+            log.exception("the gauges of the database are left out")
         finally:
             self._counting = False
+        numbers = self._worker.numbers()
+        numbers.gauges = gauges if numbers.leads else ()  # it may have lost the lead meanwhile
+        self._say_counted(numbers, ask)
 
     def _say_counted(self, numbers: Numbers, ask: int) -> None:
         lines = list(numbers.lines(LINE_MOST))

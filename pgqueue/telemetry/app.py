@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from pgqueue.jobs.totals import Numbers
@@ -53,6 +53,8 @@ def asgi(worker: Counting | None = None) -> App:
 
     reader = Reader() if worker is None else Reader(worker.settings.dsn, worker.settings.schema)
     scrape = Scrape(None if worker is None else worker.ask_numbers, reader.read)
+    # One makes a text at a time. The loop's own threads may all be held by the application.
+    thread = ThreadPoolExecutor(1, "pgqueue-metrics")
 
     async def app(
         scope: Mapping[str, Any], receive: Callable[[], Awaitable[Event]], send: Callable[[Event], Awaitable[None]]
@@ -68,7 +70,8 @@ def asgi(worker: Counting | None = None) -> App:
             await _answer(send, scope, 405, b"use GET\n", "text/plain")
         else:
             accept = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
-            await _answer(send, scope, 200, *await asyncio.to_thread(scrape.text, accept))
+            text = await asyncio.get_running_loop().run_in_executor(thread, scrape.text, accept)
+            await _answer(send, scope, 200, *text)
 
     return app
 

@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from time import monotonic
 from typing import Any
 
@@ -19,6 +20,7 @@ from pgqueue.admin import depth
 from pgqueue.admin.depth import UNKNOWN, Measured, QueueInfo
 from pgqueue.config import config, safe
 from pgqueue.database import embedded, forks, steps
+from pgqueue.database.sessions import Link, options
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.jobs.totals import Sample
@@ -32,6 +34,8 @@ OTHER_QUEUES = "other queues"
 STATES = ("available", "scheduled", "blocked", "running")
 REASONS = ("lock", "limit", "rate", UNKNOWN)
 STATEMENT_SECONDS, CONNECT_SECONDS = 1, 2
+ANSWER_SECONDS = 1.5
+"""So long a scrape waits for them. A statement may take a second, and the first one is after the connection."""
 SAID_SECONDS = 60.0
 
 
@@ -100,50 +104,88 @@ class Reader:
     """Reads the gauges over a connection of its own, which it opens when it is first needed. From any thread.
 
     Without `dsn` and `schema` the configured database is read.
+
+    A server that is stuck never holds a caller:
+
+    1. Each reading is done in a thread of its own, and a caller waits for `ANSWER_SECONDS` at most.
+    2. One reading is under way at most. While it is, others get no gauges at once, so a stuck server has one session
+       of ours, and this process has one thread that waits for it.
+    3. If the lead is lost meanwhile, the reading closes the connection when it ends: it looks after it has given the
+       turn back, and `begin` asks for the turn after it has noted that the lead is lost. One of them sees the other.
     """
 
     def __init__(self, dsn: str | None = None, schema: str | None = None) -> None:
         self._dsn, self._schema = dsn, schema
         self._conn: psycopg.Connection[Any] | None = None
         self._reading = threading.Lock()
+        self._leads = False
         self._said_at = -SAID_SECONDS
 
-    def read(self, leads: bool = True) -> Sequence[Sample]:
-        """The gauges, if this process is to read them; none while the database does not answer.
+    def begin(self, leads: bool = True) -> Future[Sequence[Sample]]:
+        """Begin to read the gauges, if this process is to read them; else let the connection go. Never raises.
 
-        Else its connection is let go. Two do not read at once: the second one gets none.
+        The future gets none if the database does not answer, or if another reading is under way.
         """
-        if not self._reading.acquire(blocking=False):
-            return ()
+        asked: Future[Sequence[Sample]] = Future()
+        asked.set_running_or_notify_cancel()  # who does not wait for it any more leaves it as it is
+        self._leads = leads
+        if not leads:
+            self._let_go()
+        elif self._reading.acquire(blocking=False):
+            try:
+                threading.Thread(target=self._finish, args=[asked], name="pgqueue-gauges", daemon=True).start()
+                return asked
+            except Exception as error:  # no thread to be had
+                self._reading.release()
+                self._say(error)
+        asked.set_result(())
+        return asked
+
+    def read(self, leads: bool = True) -> Sequence[Sample]:
+        """The gauges, as `begin` gets them; none if that takes longer than `ANSWER_SECONDS`."""
         try:
-            if not leads:
-                self._close()
-                return ()
-            return self._read()
-        except Exception as error:
-            self._close()
-            if monotonic() >= self._said_at + SAID_SECONDS:
-                self._said_at = monotonic()
-                log.warning("the gauges of the database are left out: %s", safe(plain(" ".join(str(error).split()))))
+            return self.begin(leads).result(ANSWER_SECONDS)
+        except TimeoutError:
+            self._say("the database does not answer")
             return ()
-        finally:
-            self._reading.release()
 
     def close(self) -> None:
         """Let the connection go."""
-        self.read(False)
+        self.begin(False)
+
+    def _finish(self, asked: Future[Sequence[Sample]]) -> None:
+        found: Sequence[Sample] = ()
+        try:
+            found = self._read()
+        except Exception as error:
+            self._close()
+            self._say(error)
+        finally:
+            self._reading.release()
+            asked.set_result(found)
+        if not self._leads:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the connection; if a reading is under way, that does it at its end."""
+        if self._reading.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._reading.release()
+
+    def _say(self, why: object) -> None:
+        if monotonic() >= self._said_at + SAID_SECONDS:
+            self._said_at = monotonic()
+            log.warning("the gauges of the database are left out: %s", safe(plain(" ".join(str(why).split()))))
 
     def _read(self) -> list[Sample]:
         settings = config(dsn=self._dsn, schema=self._schema)
         if self._conn is None or self._conn.closed:
-            self._conn = psycopg.connect(
-                embedded.resolve(settings.require_dsn()),
-                autocommit=True,
-                application_name="pgqueue metrics",
-                connect_timeout=CONNECT_SECONDS,
-                # Behind a transaction pooler a prepared statement may be sent to another session.
-                prepare_threshold=None,
-            )
+            # Behind a transaction pooler a prepared statement may be sent to another session.
+            link = Link(embedded.resolve(settings.require_dsn()), settings.schema, prepare=False)
+            how = options(link, "pgqueue metrics") | {"connect_timeout": CONNECT_SECONDS}
+            self._conn = psycopg.connect(link.dsn, **how)
             forks.cut_in_children(self._conn)
         with self._conn.transaction():
             self._conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")

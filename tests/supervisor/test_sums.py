@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
@@ -12,6 +17,8 @@ from pgqueue.supervisor import sums as sums_module
 from pgqueue.supervisor.fleet import Child
 from pgqueue.supervisor.process import Process
 from pgqueue.supervisor.sums import Sums
+from pgqueue.supervisor.worker_end import WorkerEnd
+from pgqueue.telemetry.gauges import Reader
 
 GAUGE: Sample = ("pgqueue_workers_alive", {}, 1)
 
@@ -114,3 +121,66 @@ async def test_gauges_are_of_the_process_that_leads_now_or_of_none(monkeypatch: 
     desk.sums.gone(2)  # it ends before the other one has answered
     desk.answer(1, desk.peers[1].asked.pop())
     assert (await asking).gauges == ()
+
+
+# The other side ------------------------------------------------------------------------------------------------------
+
+
+class Answering:
+    """A process whose worker leads, and what it says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ours: socket.socket) -> None:
+        monkeypatch.setattr("pgqueue.database.forks.handle_signal", lambda number, handler: None)
+        self.said: list[dict[str, Any]] = []
+        self.end = cast("Any", WorkerEnd(ours.detach()))
+        self.end._worker = self.end._pipe = self
+
+    def numbers(self) -> Numbers:
+        return Numbers(leads=True)
+
+    def say(self, say: str, **facts: Any) -> None:
+        self.said.append(facts)
+
+    async def gauges(self) -> Sequence[str]:
+        """The gauges of its one answer."""
+        await self.end._count(7)
+        [line] = self.said
+        assert (line["ask"], line["last"], self.end._counting) == (7, True, False)
+        return [name for name, *_ in Numbers.of_lines(self.said).gauges]
+
+
+@pytest.mark.promise("F166", "F167")
+async def test_a_process_reads_its_gauges_while_its_handlers_hold_all_threads_of_the_loop(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair()
+    reader, held = Reader(dsn, "pgqueue"), threading.Event()
+    with closing(theirs), closing(reader), ThreadPoolExecutor(1) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        holding = asyncio.create_task(asyncio.to_thread(held.wait))
+        process = Answering(monkeypatch, ours)
+        process.end.gauges = reader.begin
+        try:
+            assert "pgqueue_workers_alive" in await process.gauges()
+        finally:
+            held.set()
+            await holding
+            process.end._socket.close()
+
+
+@pytest.mark.promise("F166")
+@pytest.mark.parametrize("fails", [True, False], ids=["raises", "late"])
+async def test_a_process_answers_whatever_becomes_of_its_gauges(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    monkeypatch.setattr("pgqueue.supervisor.worker_end.GAUGES_SECONDS", 0.01)
+
+    def begin(leads: bool) -> Future[Sequence[Sample]]:
+        if fails:
+            raise RuntimeError("can't start new thread")
+        return Future()
+
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        process = Answering(monkeypatch, ours)
+        process.end.gauges = begin
+        assert await process.gauges() == []
+        process.end._socket.close()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
 from roles import Role, role
-from workers import until, work
+from workers import until, wait_until, work
 
 import pgqueue
 from pgqueue.admin import depth
 from pgqueue.client.tasks import task
 from pgqueue.database import steps
 from pgqueue.database.grants import Kind
-from pgqueue.database.sessions import Link, Session
+from pgqueue.database.sessions import Link, Session, options
+from pgqueue.jobs.totals import Numbers
 from pgqueue.telemetry import gauges as gauges_module
 from pgqueue.telemetry.gauges import OTHER_QUEUES, QUEUES_MOST, Reader, gauges
 from pgqueue.telemetry.scrape import Scrape
@@ -180,6 +186,72 @@ def test_without_an_answer_of_the_database_there_are_none_and_it_is_said_once(
     assert (reader.read(), reader.read()) == ((), ())
     [record] = caplog.records
     assert "gauges of the database are left out" in record.getMessage() and "secret" not in record.getMessage()
+
+
+@pytest.mark.promise("F165", "F167")
+def test_a_server_that_is_stuck_holds_no_scrape_and_no_gauges_are_old(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.telemetry.scrape.SAME_SECONDS", 0.0)
+    numbers = Numbers(leads=True)
+    numbers.totals.of("mail", "send").happened["completed"] = 4
+
+    def ask() -> Future[Numbers]:
+        asked: Future[Numbers] = Future()
+        asked.set_result(numbers)
+        return asked
+
+    scrape, seconds = Scrape(ask, reader.read), list[float]()
+
+    def shows() -> bool:
+        began = monotonic()
+        text, _ = scrape.text("")
+        seconds.append(monotonic() - began)
+        assert b'pgqueue_jobs_total{outcome="completed",queue="mail",task="send"} 4.0' in text
+        return b"pgqueue_workers_alive" in text
+
+    wait_until(shows)
+    conn = reader._conn
+    assert conn is not None
+    pid = conn.info.backend_pid
+    thaws = threading.Timer(20.0, os.kill, (pid, signal.SIGCONT))  # else a scrape that is held would hold this test
+    thaws.start()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(8) as clients:
+            assert not any(clients.map(lambda _: shows(), range(8)))
+        assert [each.name for each in threading.enumerate()].count("pgqueue-gauges") == 1
+        numbers.leads = False
+        assert not shows()
+        assert max(seconds) < 5.0
+    finally:
+        thaws.cancel()
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: conn.closed)  # the lead was lost meanwhile
+    numbers.leads = True
+    wait_until(shows)
+
+
+@pytest.mark.promise("F167")
+def test_without_a_thread_to_be_had_there_are_none_and_the_next_reading_has_them(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        assert reader.begin().result(0) == ()
+    assert reader.read()
+
+
+@pytest.mark.promise("F167")
+def test_a_dead_link_to_the_server_is_noticed_as_a_workers_is(reader: Reader) -> None:
+    assert reader.read() and reader._conn is not None
+    said = reader._conn.info.get_parameters()
+    wanted = options(Link("", "pgqueue"), "")
+    for name in ("keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"):
+        assert said[name] == str(wanted[name])
 
 
 @pytest.mark.promise("F167")

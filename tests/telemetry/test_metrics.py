@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -171,6 +172,21 @@ async def test_the_app_of_a_worker_that_leads_reads_the_workers_own_database(dsn
             pass
 
         await app({"type": "lifespan"}, receive, send)  # closes its connection
+
+
+@pytest.mark.promise("F165")
+async def test_the_app_answers_while_the_application_holds_all_threads_of_the_loop() -> None:
+    app: Any = pgqueue.telemetry.asgi(pgqueue.Worker(dsn="host=/nowhere", tasks=[]))
+    held = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        holding = asyncio.create_task(asyncio.to_thread(held.wait))
+        try:
+            async with asyncio.timeout(10), browsing(app) as browser:
+                assert "pgqueue_fenced_total 0.0" in (await browser.get("/metrics")).text
+        finally:
+            held.set()
+            await holding
 
 
 async def test_without_a_worker_the_app_shows_the_gauges(dsn: str) -> None:

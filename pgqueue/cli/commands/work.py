@@ -142,7 +142,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         if worker_end is not None and options["metrics"]:
             from pgqueue.telemetry.gauges import Reader
 
-            worker_end.gauges = Reader().read
+            worker_end.gauges = Reader().begin
         answer(worker.ask_numbers)
         code = serve(worker, options["grace"], options["stuck"], worker_end)
     sys.stderr.flush()
