@@ -153,11 +153,13 @@ class Answering:
 async def test_a_process_reads_its_gauges_while_its_handlers_hold_all_threads_of_the_loop(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pgqueue.supervisor.worker_end.GAUGES_SECONDS", 20.0)  # on a slow machine, too
     ours, theirs = socket.socketpair()
     reader, held = Reader(dsn, "pgqueue"), threading.Event()
     with closing(theirs), closing(reader), ThreadPoolExecutor(1) as threads:
-        asyncio.get_running_loop().set_default_executor(threads)
-        holding = asyncio.create_task(asyncio.to_thread(held.wait))
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(threads)
+        holding = loop.run_in_executor(None, held.wait)
         process = Answering(monkeypatch, ours)
         process.end.gauges = reader.begin
         try:

@@ -1,4 +1,4 @@
-"""What the tests of traces have in common."""
+"""What the tests of traces and metrics have in common."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def spans() -> Iterator[Spans]:
     yield made
     otel.uninstrument()
     made.provider.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape waits longer for its gauges: a test that wants them may run on a slow machine."""
+    monkeypatch.setattr("pgqueue.telemetry.gauges.ANSWER_SECONDS", 20.0)

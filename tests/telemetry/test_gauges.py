@@ -24,7 +24,7 @@ from pgqueue.database.grants import Kind
 from pgqueue.database.sessions import Link, Session, options
 from pgqueue.jobs.totals import Numbers
 from pgqueue.telemetry import gauges as gauges_module
-from pgqueue.telemetry.gauges import OTHER_QUEUES, QUEUES_MOST, Reader, gauges
+from pgqueue.telemetry.gauges import ANSWER_SECONDS, OTHER_QUEUES, QUEUES_MOST, Reader, gauges
 from pgqueue.telemetry.scrape import Scrape
 from pgqueue.worker.leader.depth import Depth
 
@@ -193,6 +193,7 @@ def test_a_server_that_is_stuck_holds_no_scrape_and_no_gauges_are_old(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgqueue.telemetry.scrape.SAME_SECONDS", 0.0)
+    monkeypatch.setattr(gauges_module, "ANSWER_SECONDS", ANSWER_SECONDS)
     numbers = Numbers(leads=True)
     numbers.totals.of("mail", "send").happened["completed"] = 4
 

@@ -179,8 +179,9 @@ async def test_the_app_answers_while_the_application_holds_all_threads_of_the_lo
     app: Any = pgqueue.telemetry.asgi(pgqueue.Worker(dsn="host=/nowhere", tasks=[]))
     held = threading.Event()
     with ThreadPoolExecutor(1) as threads:
-        asyncio.get_running_loop().set_default_executor(threads)
-        holding = asyncio.create_task(asyncio.to_thread(held.wait))
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(threads)
+        holding = loop.run_in_executor(None, held.wait)
         try:
             async with asyncio.timeout(10), browsing(app) as browser:
                 assert "pgqueue_fenced_total 0.0" in (await browser.get("/metrics")).text
