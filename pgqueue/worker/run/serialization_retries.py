@@ -20,7 +20,7 @@ import asyncio
 import logging
 import random
 
-from pgqueue.database.backoff import jittered, within
+from pgqueue.database.backoff import jittered, transient, within
 from pgqueue.database.foreign_errors import attribute
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session
@@ -41,6 +41,8 @@ ROOM_SECONDS = 1.0
 STATES = frozenset({"40P01", "40001", "55P03"})
 # admin_shutdown, crash_shutdown, cannot_connect_now; not those of timeouts (25P03, 25P04): there the handler was slow
 ENDED = frozenset({"57P01", "57P02", "57P03"})
+# connection_exception, …_does_not_exist, …_failure; not 08P01, by which a pooler also tells of its timeouts
+GONE = frozenset({"08000", "08003", "08006"})
 WRAPPERS_MOST = 8
 
 
@@ -50,16 +52,18 @@ def aborted(retry: RetryPolicy, error: BaseException, session_lost: bool = False
 
     If the session of the job's own transaction is lost, its writes are undone, whatever the handler made of the error.
     """
-    if retry.function is not None or isinstance(error, (Snooze, Retry, Cancel, Fail, *retry.fail_on)):
+    each_of = leaves(error)
+    asks = (Snooze, Retry, Cancel, Fail, *retry.fail_on)
+    if retry.function is not None or any(isinstance(each, asks) for each in (error, *each_of)):
         return False
-    if session_lost and isinstance(error, Exception) and _ended(sqlstate(error)):
+    if session_lost and isinstance(error, Exception) and all(_ended(sqlstate(each)) for each in each_of):
         return True
-    return all(sqlstate(each) in STATES for each in leaves(error))
+    return all(sqlstate(each) in STATES for each in each_of)
 
 
 def _ended(state: str | None) -> bool:
     """Whether an error with this SQLSTATE can be what the end of a session looks like. Most drivers then have none."""
-    return state is None or state in ENDED or state.startswith("08")
+    return state is None or state in ENDED or state in GONE
 
 
 def unheard(error: BaseException) -> Retried | None:
@@ -158,19 +162,25 @@ class SerializationRetries:
 
     async def _note(self, job: Job, error: BaseException) -> int | None:
         what = problem("aborted", error)
-        [rows] = await self._session.run(
-            self._session.link.statement(
-                "serialization_retries_note",
-                id=job.id,
-                claim=job.claim,
-                worker_id=self._state.id,
-                most=ABORTS_MOST,
-                error_type=what.error_type,
-                message=what.message,
-                traceback=what.traceback,
-                version_tag=self._state.settings.version_tag,
-            )
+        note = self._session.link.statement(
+            "serialization_retries_note",
+            id=job.id,
+            claim=job.claim,
+            worker_id=self._state.id,
+            most=ABORTS_MOST,
+            error_type=what.error_type,
+            message=what.message,
+            traceback=what.traceback,
+            version_tag=self._state.settings.version_tag,
         )
+        try:
+            [rows] = await self._session.run(note)
+        except Exception as lost:
+            if not transient(lost):
+                raise
+            # Its session may have ended with the job's: a new one is made. Once: if the server itself is away, the
+            # attempt counts, for this job may be what ends it.
+            [rows] = await self._session.run(note)
         return int(rows[0][0]) if rows else None
 
 

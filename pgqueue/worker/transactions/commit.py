@@ -139,6 +139,8 @@ class Commit:
         conn = self.conn
         if conn is None or self._committing or self.over:
             return
+        if conn.broken and conn.ended_by_handler:
+            raise _ended_by_itself(self._job)
         if conn.broken:
             self._lose()
         elif not conn.closed:
@@ -153,10 +155,7 @@ class Commit:
         if conn.closed:
             raise psycopg.OperationalError("job.connection is closed: nothing of this attempt is kept")
         if conn.pgconn.transaction_status == TransactionStatus.IDLE:
-            raise Fail(
-                f"the handler of job {self._job.id} ({self._job.task}) ended the transaction by itself, by a COMMIT or "
-                "ROLLBACK in its SQL: what it wrote is not undone, and running it again could do it twice"
-            )
+            raise _ended_by_itself(self._job)
 
     # From other threads ----------------------------------------------------------------------------------------------
 
@@ -197,6 +196,7 @@ class Commit:
             with self.having:  # a run that ended before is seen here; one that ends afterwards sees the connection
                 if not self.over:
                     self.conn, self._began, self._first = conn, monotonic(), False
+                    self._job.session_lost = False  # that was another one, of which the handler knows
                     return conn
             await self._undo(conn)
             raise ended_before(self._job)
@@ -344,4 +344,11 @@ def lost(job: Job) -> JobLost:
     return JobLost(
         f"job {job.id} ({job.task}) was given to another worker meanwhile; nothing of this attempt was committed",
         job_id=job.id,
+    )
+
+
+def _ended_by_itself(job: Job) -> Fail:
+    return Fail(
+        f"the handler of job {job.id} ({job.task}) ended the transaction by itself, by a COMMIT or ROLLBACK in its "
+        "SQL: what it wrote is not undone, and running it again could do it twice"
     )

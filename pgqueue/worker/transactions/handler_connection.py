@@ -126,6 +126,8 @@ class _Both:
     """Whether its session is the worker's alone."""
     kept = False
     """Whether it is in a transaction that only the worker may end."""
+    ended_by_handler = False
+    """Whether that one was ended by a COMMIT or ROLLBACK in the handler's SQL. Seen while the session is there."""
     prepared: CommitMessage | None = None
     """What completes a job in one message; None behind a pooler, and where nothing is prepared."""
     number = 0
@@ -149,7 +151,12 @@ class _Both:
             await self._prepare()
         if (said := self._beginning(claim)) is not None:
             await self._say(said)
-        self.kept = True
+        self.kept, self.ended_by_handler = True, False
+
+    def _heard(self) -> None:
+        """An answer has come: see whether the transaction is still there."""
+        if self.kept and self.pgconn.transaction_status == TransactionStatus.IDLE:
+            self.ended_by_handler = True
 
     async def end(self, statement: Statement[Any] | None = None, settled: int | None = None) -> None:
         """Commit, after this completion of the job, in one message. May leave the connection closed.
@@ -256,6 +263,11 @@ class HandlerConnection(_Both, Connection[Any]):
         _refuse(self, "rollback")
         super().rollback()
 
+    def wait(self, *what: Any, **options: Any) -> Any:
+        said = super().wait(*what, **options)
+        self._heard()
+        return said
+
     def close(self) -> None:
         """Close it, from any thread; a thread that waits for an answer gets an OperationalError.
 
@@ -303,6 +315,11 @@ class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
         _refuse(self, "rollback")
         await super().rollback()
 
+    async def wait(self, *what: Any, **options: Any) -> Any:
+        said = await super().wait(*what, **options)
+        self._heard()
+        return said
+
     async def _exchange(self, message: bytes, *, commits: bool = False) -> PGresult:
         async with self.lock:
             if commits:
@@ -312,7 +329,8 @@ class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
     async def _last(self, message: bytes) -> PGresult:
         with answered(self):
             self.pgconn.send_query(message)
-            return (await self.wait(answers(self.pgconn)))[-1]
+            found: list[PGresult] = await self.wait(answers(self.pgconn))
+            return found[-1]
 
     async def _answers_to_preparing(self) -> list[PGresult]:
         found: list[PGresult] = []

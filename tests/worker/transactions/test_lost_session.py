@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ from accounts import accounts
 from transactional_tasks import declared, enqueued, outcomes
 from workers import Eyes, until, wait_until, work
 
-from pgqueue import Fail, Job, RetryPolicy
+import pgqueue
+from pgqueue import Cancel, Fail, Job, Retry, RetryPolicy, Snooze
 from pgqueue.worker.run import serialization_retries
 from pgqueue.worker.run.serialization_retries import ABORTS_MOST, aborted
 
@@ -27,6 +29,11 @@ SESSION = "SELECT pg_terminate_backend(%s, 5000)"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serialization_retries, "PAUSE_MOST", 0.06)
+
+
+@pgqueue.task(name="lost.plain")
+def plain() -> None:
+    """A job without a transaction of its own."""
 
 
 class Losing:
@@ -80,6 +87,27 @@ async def test_a_job_without_retries_outlives_the_end_of_its_session(
         await until(accounts.is_in(enqueued(dsn, with_policy(writing, ONCE)), "completed"))
     assert (losing.runs, losing.attempts) == (4, {1})
     assert outcomes(accounts) == ["aborted"] * 3
+    assert accounts.one("SELECT balance FROM account WHERE id = 1") == 90
+
+
+ALL = """
+    SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name LIKE 'pgqueue %' AND pid <> pg_backend_pid()
+"""
+
+
+@BOTH
+@pytest.mark.parametrize("asks", [True, False], ids=["handler", "commit"])
+async def test_a_job_outlives_the_end_of_all_sessions_of_its_worker(
+    dsn: str, accounts: Eyes, on_loop: bool, asks: bool
+) -> None:
+    """That over which the loss is noted ends with them. It was used before."""
+    losing = Losing(accounts, times=2, lose=lambda pid: accounts.one(ALL))
+    writing = losing.task(on_loop, asks)
+    async with work(dsn, writing, plain):
+        await until(accounts.is_in(enqueued(dsn, plain), "completed"))
+        await until(accounts.is_in(enqueued(dsn, with_policy(writing, ONCE)), "completed"))
+    assert (losing.runs, losing.attempts) == (3, {1})
     assert accounts.one("SELECT balance FROM account WHERE id = 1") == 90
 
 
@@ -141,3 +169,66 @@ def test_what_the_handler_asks_for_and_errors_of_the_server_come_first() -> None
     assert not aborted(policy, asyncio.CancelledError(), session_lost=True)
     assert not aborted(RetryPolicy(attempts=5, fail_on=(psycopg.OperationalError,)), lost, session_lost=True)
     assert not aborted(RetryPolicy(attempts=5, function=lambda job, error: 1.0), lost, session_lost=True)
+    for asked in (Fail("so"), Cancel("so"), Retry(1.0), Snooze(1.0)):
+        group = ExceptionGroup("a TaskGroup", [lost, asked])
+        assert not aborted(policy, group, session_lost=True)
+    assert aborted(policy, ExceptionGroup("a TaskGroup", [lost, lost]), session_lost=True)
+    mixed = ExceptionGroup("a TaskGroup", [lost, psycopg.errors.UniqueViolation("x")])
+    assert not aborted(policy, mixed, session_lost=True)
+    # So a pooler says that a transaction was idle, or a query took, for too long.
+    assert not aborted(policy, psycopg.errors.ProtocolViolation("idle transaction timeout"), session_lost=True)
+    assert aborted(policy, psycopg.errors.ConnectionFailure("x"), session_lost=True)
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK", "COMMIT; SELECT 1", "END"])
+async def test_a_handler_that_ended_its_transaction_itself_and_lost_its_session_is_not_run_again(
+    dsn: str, accounts: Eyes, how: str, on_loop: bool
+) -> None:
+    runs: list[int] = []
+
+    def ends(job: Job) -> None:
+        runs.append(job.attempt)
+        conn = job.connection
+        conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 1")
+        conn.execute(how.encode())
+        accounts.do(SESSION, conn.info.backend_pid)
+        conn.execute("SELECT 1")
+
+    async def aends(job: Job) -> None:
+        runs.append(job.attempt)
+        conn = await job.aconnection()
+        await conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 1")
+        await conn.execute(how.encode())
+        await asyncio.to_thread(accounts.do, SESSION, conn.info.backend_pid)
+        await conn.execute("SELECT 1")
+
+    ending = declared(aends if on_loop else ends)
+    async with work(dsn, ending):
+        job = enqueued(dsn, ending)
+        await until(accounts.is_in(job, "failed"))
+    assert runs == [1]
+    assert accounts.one("SELECT balance FROM account WHERE id = 1") == (100 if how == "ROLLBACK" else 90)
+    [(said,)] = accounts.all("SELECT message FROM pgqueue.attempt")
+    assert "ended the transaction by itself" in said
+
+
+async def test_a_loss_that_the_handler_has_dealt_with_is_no_reason_any_more(dsn: str, accounts: Eyes) -> None:
+    """It has a new transaction since, and fails by itself."""
+    runs: list[int] = []
+
+    async def deals(job: Job) -> None:
+        runs.append(job.attempt)
+        with contextlib.suppress(psycopg.OperationalError):
+            async for _ in job.aiterate(lambda cursor: [(n, n) for n in range((cursor or 0) + 1, 4)], 1):
+                conn = await job.aconnection()
+                await conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 1")
+                await asyncio.to_thread(accounts.do, SESSION, conn.info.backend_pid)
+        await (await job.aconnection()).execute("SELECT 1")
+        raise ValueError("a failure of its own")
+
+    dealing = declared(deals)
+    async with work(dsn, dealing):
+        await until(accounts.is_in(enqueued(dsn, with_policy(dealing, ONCE)), "failed"))
+    assert runs == [1]
+    assert outcomes(accounts) == ["failed"]
