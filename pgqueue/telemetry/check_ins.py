@@ -28,6 +28,8 @@ from pgqueue.telemetry.extras import needs_extra
 with needs_extra("sentry"):
     from sentry_sdk.crons import capture_checkin
 
+EVERY_MOST = 366 * 86_400.0
+"""No schedule has a longer interval, in seconds."""
 SLUG_MOST = 50
 STATUS = {"completed": "ok", "failed": "error", "cancelled": "error"}
 
@@ -102,7 +104,12 @@ def _schedule(line: str) -> dict[str, Any] | None:
     if kind != "every":
         plain = _PLAIN_CRON.fullmatch(line) and not re.search(r"(^|[ ,])\d?L", line)
         return {"type": "crontab", "value": line} if plain else None
+    # A header may say anything.
+    try:
+        every = float(rest)
+    except ValueError:
+        return None
     for unit, seconds in _UNITS:
-        if float(rest) % seconds == 0:
-            return {"type": "interval", "value": int(float(rest) // seconds), "unit": unit}
+        if seconds <= every <= EVERY_MOST and every % seconds == 0:
+            return {"type": "interval", "value": int(every // seconds), "unit": unit}
     return None

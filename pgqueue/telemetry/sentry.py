@@ -10,6 +10,7 @@ user) is in the event of its error, and in no event of another job. `docs/traces
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,10 @@ with needs_extra("sentry"):
     from sentry_sdk.integrations.logging import ignore_logger
     from sentry_sdk.scope import Scope, should_send_default_pii, use_isolation_scope
     from sentry_sdk.scrubber import EventScrubber
+    from sentry_sdk.tracing import NoOpSpan
     from sentry_sdk.utils import event_from_exception
+
+log = logging.getLogger("pgqueue")
 
 HEADERS = ("sentry-trace", "baggage")
 ARGUMENTS_MOST = 8_192  # characters of JSON
@@ -128,23 +132,30 @@ class Reporting:
             tasks = {job.task for job in sending.jobs}
             name = tasks.pop() if len(tasks) == 1 else "enqueue"
             span = sentry_sdk.start_span(op="queue.publish", name=name, origin=PgqueueIntegration.origin)
-            span.__enter__()
             span.set_data("messaging.system", "pgqueue")
             if len(queues) == 1:
                 span.set_data("messaging.destination.name", queues.pop())
             span.set_data("messaging.message.body.size", sum(len(job.args.encode()) for job in sending.jobs))
-        trace = {"sentry-trace": sentry_sdk.get_traceparent(), "baggage": sentry_sdk.get_baggage()}
-        if texts := {name: text for name, text in trace.items() if text}:
-            sending.jobs = carrying(sending.jobs, texts)
+            span.__enter__()
 
         def end(error: BaseException | None) -> None:
             if span is None:
                 return
-            if not sending.batch and sending.handles:
-                handle = sending.handles[0]
-                span.set_data("messaging.message.id", str(handle.staged_id or handle.id))
-            span.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
+            try:
+                if not sending.batch and sending.handles:
+                    handle = sending.handles[0]
+                    span.set_data("messaging.message.id", str(handle.staged_id or handle.id))
+            finally:
+                kind, where = (None, None) if error is None else (type(error), error.__traceback__)
+                span.__exit__(kind, error, where)
 
+        try:
+            trace = {"sentry-trace": sentry_sdk.get_traceparent(), "baggage": sentry_sdk.get_baggage()}
+            if texts := {name: text for name, text in trace.items() if text}:
+                sending.jobs = carrying(sending.jobs, texts)
+        except BaseException as error:
+            end(error)
+            raise
         return end
 
     def running(self, job: Job) -> End:
@@ -153,12 +164,15 @@ class Reporting:
         if integration is None:
             return _nothing
         attempt = self._attempts.get(job)
+        begins = attempt is None
         if attempt is None:
             attempt = self._attempts[job] = _begun(job)
-            if integration.checks_in and job.attempt == 1:
-                integration.check_ins.started(job)
+        # First the scope: what the handler says of its customer must not reach the events of another job.
         within = _within(attempt)
         within.__enter__()
+        if begins and integration.checks_in and job.attempt == 1:
+            with _reporting(job):
+                integration.check_ins.started(job)
 
         def end(error: BaseException | None) -> None:
             attempt.error = error
@@ -172,15 +186,16 @@ class Reporting:
         if integration is None:
             return
         if outcome.name == "failed" or (outcome.name == "retried" and integration.each_attempt):
-            with _within(attempt or _begun(job)):
+            with _reporting(job), _within(attempt or _begun(job)):
                 _capture(outcome, None if attempt is None else attempt.error)
         if attempt is not None:
-            with _within(attempt):
+            with _reporting(job), _within(attempt):
                 attempt.transaction.set_status(STATUS[outcome.name])
                 attempt.transaction.set_data("pgqueue.outcome", outcome.name)
                 attempt.transaction.finish()
         if integration.checks_in:
-            integration.check_ins.ended(job, outcome)
+            with _reporting(job):
+                integration.check_ins.ended(job, outcome)
 
 
 def _nothing(error: BaseException | None) -> None:
@@ -191,16 +206,9 @@ def _begun(job: Job) -> Attempt:
     """A scope for this attempt, made from what all of the process have in common, and a transaction in it."""
     scope = sentry_sdk.get_isolation_scope().fork()
     scope.clear_breadcrumbs()
+    said = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
     with use_isolation_scope(scope):
-        continued = sentry_sdk.continue_trace(
-            carried(headers_of(job), HEADERS),
-            op="queue.process",
-            name=job.task,
-            source="task",
-            origin=PgqueueIntegration.origin,
-        )
-        said = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
-        transaction = sentry_sdk.start_transaction(continued, custom_sampling_context={"pgqueue_job": said})
+        transaction = _transaction(job, said)
     for name, value in _measured(job).items():
         transaction.set_data(name, value)
     scope.set_tag("pgqueue.job_id", str(job.id))
@@ -210,6 +218,26 @@ def _begun(job: Job) -> Attempt:
     scope.set_context("pgqueue", said | {"crashes": job.crashes, "enqueued_at": job.enqueued_at.isoformat()})
     scope.add_event_processor(lambda event, hint: _with_arguments(event, job))
     return Attempt(scope, transaction)
+
+
+def _transaction(job: Job, said: dict[str, Any]) -> Any:
+    """The transaction of the attempt: without headers if the SDK fails by them, at last one that says nothing."""
+    for headers in (carried(headers_of(job), HEADERS), {}):
+        with _reporting(job):
+            continued = sentry_sdk.continue_trace(
+                headers, op="queue.process", name=job.task, source="task", origin=PgqueueIntegration.origin
+            )
+            return sentry_sdk.start_transaction(continued, custom_sampling_context={"pgqueue_job": said})
+    return NoOpSpan()
+
+
+@contextmanager
+def _reporting(job: Job) -> Iterator[None]:
+    """A part of what Sentry is told. If it fails, that is logged, and the other parts go on."""
+    try:
+        yield
+    except Exception:
+        log.warning("job %d (%s): a part of it was not reported to Sentry", job.id, job.task, exc_info=True)
 
 
 @contextmanager

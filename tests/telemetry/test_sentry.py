@@ -335,6 +335,43 @@ async def test_headers_that_are_not_ours_harm_no_job(headers: Any, dsn: str, eye
         await until(lambda: kept.transactions("sentry.plain"))
 
 
+TRACE = {"sentry-trace": "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1"}
+TICK = {"pgqueue:schedule": "s", "pgqueue:zone": "UTC"}
+
+
+@pgqueue.task(name="sentry.customer", retry=1)
+async def customer(name: str) -> None:
+    if name:
+        sentry_sdk.set_user({"id": name})
+        sentry_sdk.get_isolation_scope().set_tag("customer", name)
+    raise ValueError(name)
+
+
+@pytest.mark.promise("F173", "F176")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        TRACE | {"baggage": "sentry-sample_rate=1e400"},
+        *(TICK | {"pgqueue:line": f"every {n}"} for n in ("x", "", "nan", "inf", "0", "-60", "1e300")),
+    ],
+    ids=lambda each: list(each.values())[-1],
+)
+async def test_no_header_hides_an_error_or_puts_a_customer_into_the_event_of_another_job(
+    headers: Any, dsn: str, eyes: Eyes, kept: Kept
+) -> None:
+    insert = "INSERT INTO pgqueue.job (task, args, headers, max_attempts) VALUES ('sentry.customer', %s, %s, 1)"
+    async with work(dsn, customer, concurrency=1):
+        eyes.do(insert, json.dumps({"name": "first"}), json.dumps(headers))
+        await until(lambda: len(kept.of("event")) == 1)
+        eyes.do(insert, json.dumps({"name": ""}), "{}")
+        await until(lambda: len(kept.of("event")) == 2)
+    first, second = kept.of("event")
+    assert (first["user"]["id"], first["tags"]["customer"]) == ("first", "first")
+    assert "id" not in second.get("user", {}) and "customer" not in second["tags"]
+    assert [each["tags"].get("customer") for each in kept.transactions("sentry.customer")] == ["first", None]
+    assert all(not each.get("monitor_config") for each in kept.of("check_in"))
+
+
 @pytest.mark.promise("F173")
 def test_a_hook_of_the_sdk_that_raises_harms_no_job(conn: psycopg.Connection[Any], start: Start) -> None:
     def raises(event: Any, hint: Any) -> Any:
