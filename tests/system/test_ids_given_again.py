@@ -114,6 +114,8 @@ async def first(job: Job, n: int) -> None:
 
 
 TASKS = (plain, locked, limited, rated, unique, requested, walks, effect, follows, first)
+UNDER_WAY = "SELECT min(xact_start) FROM pg_stat_activity WHERE datname = current_database()"
+"""When the oldest open transaction began; this session has one."""
 HELD = """
     SELECT count(*) FROM pgqueue.job
     WHERE unique_key = %s AND (finished_at IS NULL OR finished_at >= %s)
@@ -158,7 +160,8 @@ class Application:
 
     def _put(self, job: NewJob[Any]) -> bool:
         """Commit it. Where its key is held, a job of that key holds it, and not a stranger with the id of one."""
-        [(since,)] = self.conn.execute("SELECT clock_timestamp()").fetchall()
+        # A completion that is under way now has a time from before, and may be committed after the key was looked at.
+        [(since,)] = self.conn.execute(UNDER_WAY).fetchall()
         [handle] = pgqueue.enqueue_many(self.conn, [job])
         if job.keys is not None and job.keys.unique is not None and not handle.created:
             [(holders,)] = self.conn.execute(HELD, [job.keys.unique, since]).fetchall()

@@ -248,7 +248,8 @@ async def cancels_undone(rounds: int, dsn: str, patience: float) -> list[int]:
         while not undoing.done():
             made = await pgqueue.aenqueue_many(conn, [flow_notes.new() for _ in range(200)])
             jobs.extend(handle.id for handle in made)
-            await until(lambda: undoing.done() or len(jobs) - len(started) < 1_000, LATEST)
+            # Workers take jobs before they start them: so many wait that some are available to be cancelled.
+            await until(lambda: undoing.done() or len(jobs) - len(started) < 3_000, LATEST)
         undone = await undoing
         with suppress(AssertionError):
             await until(lambda: len(started) == len(jobs), patience)
