@@ -127,7 +127,7 @@ class Reader:
         The future gets none if the database does not answer, or if another reading is under way.
         """
         asked: Future[Sequence[Sample]] = Future()
-        asked.set_running_or_notify_cancel()  # who does not wait for it any more leaves it as it is
+        asked.set_running_or_notify_cancel()  # a caller that waits no longer cannot take it back
         self._leads = leads
         if not leads:
             self._let_go()

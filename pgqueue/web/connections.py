@@ -130,7 +130,7 @@ class Connections:
             # A lock that no loop has waited on belongs to none.
             self._loop, self._pool, self._opening, self._used = loop, None, asyncio.Lock(), 0
         async with self._opening:
-            if self._pool is None:
+            if self._pool is None or self._pool.closed:
                 # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
                 dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
                 pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(

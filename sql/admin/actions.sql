@@ -22,7 +22,7 @@ ORDER BY asked.id;
 
 -- name: actions_retry
 -- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
--- if asked, once more as new jobs that name the old. A row for each id: its state as this statement's snapshot had it (NULL: in
+-- if asked, once more as new jobs that name the old. A row for each id: its state when all of them were locked (NULL: in
 -- none), the id of the job that is available now, and of the one that holds its unique key, so that it is not. A dead one without
 -- either is on the move, and to be asked for anew. Locks what it retries in the order of ids; then takes the keys, in their order, before
 -- anything is moved.
@@ -53,7 +53,7 @@ ORDER BY asked.id;
 
 -- name: actions_retry_lock
 -- Lock those of these jobs that failed or were cancelled, in the order of their ids: what a retry of many does before it takes a key. A
--- row for each id: its state as this statement's snapshot had it (NULL: in none), and the keys of the job, if it was locked.
+-- row for each id: its state when all of them were locked (NULL: in none), and the keys of the job, if it was locked.
 WITH asked AS MATERIALIZED (
     SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
 ), seen AS MATERIALIZED (
@@ -72,8 +72,8 @@ SELECT held.key, held.holder
 FROM pgqueue.lock_keys(ARRAY(SELECT json_array_elements_text(%(keys)s::text::json))) AS held;
 
 -- name: actions_discard
--- Jobs that have ended are deleted, with their attempts, cursors and progress. A row for each id: its state as this statement's snapshot
--- had it (NULL: in none), and whether it was deleted. A job that has ended and was not deleted is being retried, and to be asked for anew.
+-- Jobs that have ended are deleted, with their attempts, cursors and progress. A row for each id: its state when all of them
+-- were locked (NULL: in none), and whether it was deleted. A job that has ended and was not deleted is to be asked for anew.
 -- If an id stands twice, both rows go; if one of them lives, none.
 -- A key that still holds goes on answering: its hash is kept until it expires. Other keys of the jobs go.
 -- Locks the jobs in the order of their ids, then the keys in theirs, as a retry does. Waits for transactions that have one of them just now.

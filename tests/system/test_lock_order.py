@@ -479,7 +479,7 @@ def test_no_two_of_our_operations_deadlock(dsn: str) -> None:
 
 @pytest.mark.second
 @pytest.mark.promise("F38", "F86")
-@pytest.mark.parametrize("by_hand", [retry, discard])
+@pytest.mark.parametrize("by_hand", [retry, discard, cancel, replace])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_job_that_lives_and_ends_again_meanwhile_is_locked_in_its_turn(
     dsn: str, seed: int, by_hand: Operation

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-import shop_queue
-from browsers import HEIGHT, WIDTHS, Tab, launched, tab
+from browsers import HEIGHT, WIDTHS, Tab, tab
 from web_processes import OPERATOR, READER, serving
 from workers import workers
 
@@ -38,17 +37,8 @@ def charge(order_id: int, amount: str, card: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def dsn(pgqueue_databases: Databases) -> Iterator[str]:
-    """The database of a shop."""
-    with pgqueue_databases.copy() as made:
-        shop_queue.fill(made)
-        yield made
+def dsn(shop: str) -> str:
+    return shop
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +56,9 @@ def operator(browser: Browser, url: str) -> Iterator[Tab]:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def ids(dsn: str) -> dict[str, int]:
-    """A job that has failed, and the operation of the shop."""
+    """A job that has failed, and the operation of the shop. Read before any test retries what has failed."""
     with psycopg.connect(dsn) as conn:
         [(job, bulk)] = conn.execute(
             "SELECT (SELECT max(id) FROM pgqueue.job_dead WHERE state = 'failed'), (SELECT max(id) FROM pgqueue.bulk)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from browsers import WIDTHS, Tab, launched, tab
+from browsers import WIDTHS, Tab, tab
 from web_processes import OPERATOR, serving
 
 import pgqueue
@@ -34,12 +34,6 @@ def order(
 ) -> None: ...
 """
 LOOKED_AT = ("/limits", "/limits/jobs?limit=api", "/workers", "/outbox", "/enqueue", "/enqueue?task=shop.order")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

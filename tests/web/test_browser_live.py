@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-import shop_queue
-from browsers import Tab, launched, tab
+from browsers import Tab, tab
 from playwright.sync_api import expect
 from web_processes import serving
 
 import pgqueue
 from pgqueue.client import schedules
-from pgqueue.pytest_plugin import Databases
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -29,18 +27,14 @@ pytestmark = pytest.mark.second
 TASK = pgqueue.remote("orders.ship")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+@pytest.fixture(scope="module", autouse=True)
+def patience_of_expect() -> None:
     expect.set_options(timeout=30_000)
-    with launched() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
-def dsn(pgqueue_databases: Databases) -> Iterator[str]:
-    with pgqueue_databases.copy() as made:
-        shop_queue.fill(made)
-        yield made
+def dsn(shop: str) -> str:
+    return shop
 
 
 @pytest.fixture(scope="module")

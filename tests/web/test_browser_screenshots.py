@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-import shop_queue
-from browsers import Tab, launched, tab
+from browsers import Tab, tab
 from psycopg.conninfo import conninfo_to_dict
 from web_processes import OPERATOR, serving
-
-from pgqueue.pytest_plugin import Databases
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -45,16 +42,8 @@ NAME = """
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with launched() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def dsn(pgqueue_databases: Databases) -> Iterator[str]:
-    with pgqueue_databases.copy() as made:
-        shop_queue.fill(made)
-        yield made
+def dsn(shop: str) -> str:
+    return shop
 
 
 @pytest.fixture(scope="module")

@@ -783,6 +783,18 @@ async def test_the_server_tells_of_its_end_and_the_connections_are_closed(dsn: s
         assert told == ["websocket.close"]
 
 
+@pytest.mark.promise("F162")
+async def test_a_pool_that_was_closed_is_made_anew(dsn: str) -> None:
+    """As when an application cancels every task of its loop, and goes on."""
+    async with dashboard_of(dsn, lambda visitor: "read") as made, browsing(made) as browser:
+        assert (await browser.get("/queues")).status_code == 200
+        closing = made._connections._closing
+        assert closing is not None
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert (await browser.get("/queues")).status_code == 200
+
+
 async def test_the_answer_to_head_has_no_other_status(dsn: str) -> None:
     async with dashboard_of(dsn) as made, browsing(made) as browser:
         await signed_in(browser, SECRETS.reader)

@@ -120,6 +120,10 @@ class RunningJobs:
         run = self.run_of(job)
         if run is not None:
             run.interruptible(job)
+            if run.task is not None and run.stop_outcome is None and not self.cancelled:
+                # Python 3.11: a TaskGroup that failed has asked its task to end, and does not always take that back.
+                while run.task.uncancel():
+                    pass
 
 
 class Shield:

@@ -138,6 +138,33 @@ async def test_a_handler_whose_session_ended_by_a_timeout_has_failed(
     assert outcomes(accounts) == ["failed"]
 
 
+@pytest.mark.parametrize("aborts", ["a lost session", "a serialization failure"])
+async def test_a_task_group_that_failed_is_made_again(dsn: str, accounts: Eyes, aborts: str) -> None:
+    """On Python 3.11 it leaves its task with a request to end."""
+    runs: list[int] = []
+
+    async def groups(job: Job) -> None:
+        runs.append(job.attempt)
+        conn = await job.aconnection()
+        await conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 1")
+        if len(runs) == 1 and aborts == "a lost session":
+            await asyncio.to_thread(accounts.do, SESSION, conn.info.backend_pid)
+
+        async def step() -> None:
+            if len(runs) == 1 and aborts == "a serialization failure":
+                raise psycopg.errors.SerializationFailure("x")
+            await conn.execute("SELECT 1")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(step())
+
+    grouping = declared(groups)
+    async with work(dsn, grouping):
+        await until(accounts.is_in(enqueued(dsn, with_policy(grouping, ONCE)), "completed"))
+    assert (runs, outcomes(accounts)) == ([1, 1], ["aborted"])
+    assert accounts.one("SELECT balance FROM account WHERE id = 1") == 90
+
+
 @pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 async def test_a_handler_that_closes_its_connection_has_not_lost_it(dsn: str, accounts: Eyes, on_loop: bool) -> None:
     runs: list[int] = []
