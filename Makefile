@@ -13,7 +13,7 @@ types:
 	$(BIN)/mypy
 
 test:
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3
 
 format:
 	$(BIN)/ruff format .

@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Iterator
 
+import cases
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,6 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.hookimpl(tryfirst=True)  # before -m looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A long size of a test of the second stage is `long` only: `-m second` does not take it."""
+    cases.choose(items)
     for item in items:
         if item.get_closest_marker("long"):
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "second"]
@@ -91,6 +93,15 @@ def dsn(request: pytest.FixtureRequest, pgqueue_databases: Databases) -> Iterato
         yield request.getfixturevalue("pgqueue_db")
         return
     with pgqueue_databases.copy() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def unchanged_dsn(pgqueue_databases: Databases) -> Iterator[str]:
+    """A migrated database for all tests that change nothing: the server refuses every change."""
+    with pgqueue_databases.copy() as made:
+        with psycopg.connect(made, autocommit=True) as conn:
+            conn.execute(f"ALTER DATABASE {conn.info.dbname} SET default_transaction_read_only = on".encode())
         yield made
 
 

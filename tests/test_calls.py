@@ -115,10 +115,10 @@ BY_ID = ["get", "aget", "why", "awhy", "cancel", "acancel", "retry", "aretry", "
 @pytest.mark.promise("F132")
 @pytest.mark.parametrize("wrong", ["7", True, 7.0, None, [7], 2**63, b"7"], ids=repr)
 @pytest.mark.parametrize("name", [*BY_ID, "result", "aresult"])
-def test_what_is_no_id_is_refused(dsn: str, name: str, wrong: Any) -> None:
+def test_what_is_no_id_is_refused(unchanged_dsn: str, name: str, wrong: Any) -> None:
     """A text was sent to the server before, and True was the job 1."""
     function = getattr(pgqueue, name)
-    with psycopg.connect(dsn) as conn, pytest.raises(InvalidOption, match="no id of a job"):
+    with psycopg.connect(unchanged_dsn) as conn, pytest.raises(InvalidOption, match="no id of a job"):
         called(function, wrong) if "result" in name else called(function, conn, wrong)
 
 

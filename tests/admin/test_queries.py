@@ -752,6 +752,7 @@ def test_retrying_are_the_scheduled_jobs_that_wait_for_another_attempt(conn: Con
 
 
 @pytest.mark.promise("F113")
+@pytest.mark.each_value
 @pytest.mark.parametrize("task", [None, "none"])
 @pytest.mark.parametrize("state", ["scheduled", "retrying", "failed", ["completed", "failed"]], ids=str)
 def test_a_page_reads_as_many_rows_as_it_looks_at(

@@ -91,6 +91,7 @@ def witness(shop: str) -> Iterator[Witness]:
 
 
 @pytest.mark.promise("E01", "E04", "E07", "I13")
+@pytest.mark.each_value
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,6 +162,7 @@ def test_every_statement_works_on_every_kind(shop: str, witness: Witness, kind: 
 
 
 @pytest.mark.promise("T13")
+@pytest.mark.each_value
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_unique_key_is_taken_once_on_every_kind(shop: str, witness: Witness, kind: str, outcome: str) -> None:

@@ -96,6 +96,7 @@ def scans(conn: psycopg.Connection, name: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.promise("F07")
+@pytest.mark.each_value
 @pytest.mark.parametrize("order", ["as migrated", "as restored", "the other way round"])
 @pytest.mark.parametrize("state", ["vacuumed while empty", "one line analysed", "a few analysed"])
 def test_what_is_read_does_not_depend_on_when_it_was_planned(dsn: str, state: str, order: str) -> None:
@@ -134,6 +135,7 @@ READ = """
 
 
 @pytest.mark.promise("F11")
+@pytest.mark.each_value
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.parametrize("state", ["available", "scheduled"])
 def test_a_duplicate_reads_a_few_rows_whenever_its_session_planned(dsn: str, state: str, ask: str) -> None:

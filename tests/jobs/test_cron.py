@@ -197,6 +197,7 @@ def test_every_quarter_is_every_quarter_of_the_year_whatever_the_clocks_do(tz: s
 
 
 @pytest.mark.promise("F10")
+@pytest.mark.each_value
 @pytest.mark.parametrize("tz", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca"])
 @pytest.mark.parametrize("expr", ["30 2 * * *", "30 1 * * *", "*/7 1-3 * * *", "5,50 * * * *", "0 12 * * *"])
 def test_ticks_are_the_same_wherever_the_reckoning_begins_and_each_is_later(tz: str, expr: str) -> None:

@@ -42,9 +42,13 @@ def to_run(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language in pages.RUN and not block.excuse and not block.elsewhere]
 
 
+SLOW = {"dashboard", "enqueue", "limits", "operations", "rates", "schedules", "schema", "streams", "testing", "worker"}
+"""The pages whose examples take more than a second: they run in the second stage."""
+
+
 def each_day(page: Path) -> bool:
-    """Whether the examples of this page run every day: those of the README do, others if they take a few seconds."""
-    return page.parent != INDEX.parent or page.stem not in {"operations", "streams", "testing", "worker"}
+    """Whether the examples of this page run every day: those of the README do, others if they are quick."""
+    return page.parent != INDEX.parent or page.stem not in SLOW
 
 
 def with_examples() -> list[Any]:
@@ -102,7 +106,7 @@ def test_the_two_commands_of_the_first_screen_are_one_line_each_and_ci_runs_them
     commands = [block.text for block in blocks(README) if block.elsewhere == ".ci/run"]
     found = [re.fullmatch(r"\$ (python3 -m venv .+)\n", command) for command in commands]
     assert all(found)
-    assert [match[1].rsplit("/", 1)[1] for match in found if match] == ["pgqueue demo", "pytest -n 2"]
+    assert [match[1].rsplit("/", 1)[1] for match in found if match] == ["pgqueue demo", "pytest -n 3"]
     assert r"sed -n 's/^\$ \(python3 -m venv .*\)$/\1/p' README.md" in CI.read_text(encoding="utf-8")
     screen = README.read_text(encoding="utf-8").splitlines()[:40]
     assert sum(line.startswith("$ python3 -m venv") for line in screen) == 2

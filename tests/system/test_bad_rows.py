@@ -11,6 +11,7 @@ from pgqueue.client.tasks import Task, task
 from pgqueue.database.statements import texts
 from pgqueue.jobs.concurrency import Limit, Rate
 
+pytestmark = pytest.mark.each_value
 BAD = "INSERT INTO pgqueue.job (task, state, {}, priority) VALUES ('{}', 'blocked', {}, {})"
 
 

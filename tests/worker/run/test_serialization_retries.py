@@ -326,6 +326,7 @@ async def test_after_ten_aborts_in_the_life_of_a_job_the_next_are_failures(
     assert eyes.all(ROWS) == [(1, "aborted", 10), (1, "failed", 1), (2, "failed", 1)]
 
 
+@pytest.mark.second
 @BOTH
 async def test_the_ten_are_counted_over_all_workers_of_a_job(
     always: Any, dsn: str, eyes: Eyes, conn: psycopg.Connection

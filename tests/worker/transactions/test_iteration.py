@@ -20,6 +20,7 @@ from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.transactions.commit import Commit
 
 SOON = RetryPolicy(attempts=5, first=0.01, most=0.05)
+pytestmark = pytest.mark.each_value
 ITEMS = 25
 SIZE = 10
 

@@ -20,7 +20,7 @@ from pgqueue.worker.run.serialization_retries import ABORTS_MOST, aborted
 
 __all__ = ["accounts"]
 
-pytestmark = pytest.mark.promise("T07")
+pytestmark = [pytest.mark.promise("T07"), pytest.mark.each_value]
 BOTH = pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 ONCE = RetryPolicy(attempts=1)
 SESSION = "SELECT pg_terminate_backend(%s, 5000)"

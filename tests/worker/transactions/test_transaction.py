@@ -21,6 +21,7 @@ from pgqueue.worker.transactions.commit import Commit
 from pgqueue.worker.transactions.handler_pool import Side
 
 __all__ = ["accounts"]
+pytestmark = pytest.mark.each_value
 
 
 # Many hands ----------------------------------------------------------------------------------------------------------

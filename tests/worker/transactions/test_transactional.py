@@ -25,6 +25,7 @@ from pgqueue.client.tasks import task
 from pgqueue.worker.transactions.commit import Commit
 
 __all__ = ["accounts"]
+pytestmark = pytest.mark.each_value
 
 
 @pytest.mark.promise("T15")
