@@ -15,8 +15,10 @@ from pgqueue.database.foreign_errors import attribute, wrapped
 from pgqueue.database.statements import sql_directory
 
 # A line of the context: `PL/pgSQL function public.refuses() line 3 at RAISE`, in the language of the server.
-# The schema is left out where the search_path has it.
-_FRAME = re.compile(r"\bPL/\w+.*?(?:([\w$\"]+)\.)?([\w$\"]+)\((\)?)")
+# The schema is left out where the search_path has it. A line that quotes something first (`SQL statement "…"`,
+# `JSON data, line 1: …`) is no such line: what it quotes may look like one.
+_FRAME_MOST = 400  # characters: more than the first words, a schema and a function take
+_FRAME = re.compile(r"[^\"':,{\[(]*?\bPL/\w+.*?(?:([\w$\"]+)\.)?([\w$\"]+)\((\)?)")
 _MADE = re.compile(r"CREATE (?:OR REPLACE )?FUNCTION pgqueue\.(\w+)\((\)?)(.*?)(?:\$\w*\$|;)", re.DOTALL)
 
 
@@ -25,7 +27,7 @@ def trigger_of(error: BaseException) -> str | None:
     for each in wrapped(error):
         context = attribute(attribute(each, "diag"), "context") or attribute(each, "context")
         for line in str(context or "").splitlines():
-            frame = _FRAME.search(line)
+            frame = _FRAME.match(line[:_FRAME_MOST])
             if frame is None:
                 continue
             schema, function, bare = (frame[1] or "").strip('"'), frame[2].strip('"'), bool(frame[3])

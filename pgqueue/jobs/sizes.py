@@ -18,7 +18,8 @@ KEY_MOST = 500
 
 _SMALL = TEXT_MOST // 52  # the most by which a float grows: `1e308,` is 6 bytes, and 311 as the server's text
 _EXPONENT = re.compile(rb"\d[eE][+-]?\d")
-_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?(\d+)(?:\.(\d+))?[eE]([+-]?\d+)')
+# Every number is consumed, with or without an exponent: else a long one would be tried again from each of its digits.
+_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"|-?(\d++)(?:\.(\d++))?+(?:[eE]([+-]?\d++))?+')
 
 
 def text_too_large(raw: bytes) -> int | None:

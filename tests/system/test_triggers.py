@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from time import process_time
 
 import psycopg
 import pytest
@@ -116,6 +117,23 @@ def test_a_function_of_the_application_may_be_named_like_one_of_ours(dsn: str, e
             ends.enqueue(conn, "yes")
         assert trigger_of(caught.value) in (name, name.partition(".")[2])
         eyes.do("DROP TRIGGER minds ON pgqueue.job_available")
+
+
+@pytest.mark.promise("F45")
+@pytest.mark.parametrize("said", ["PL/pgSQL function a() line 1", "PL/x " * 20_000], ids=["a line", "very long"])
+def test_what_a_statement_quotes_names_no_trigger(conn: psycopg.Connection, said: str) -> None:
+    started = process_time()
+    asks = "CREATE FUNCTION asks() RETURNS void LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'SELECT 1/0 --{}'; END $$"
+    conn.execute(asks.format(said).encode())
+    with pytest.raises(psycopg.errors.DivisionByZero) as caught, conn.transaction():
+        conn.execute("SELECT asks()")
+    assert said in str(caught.value.diag.context)
+    assert trigger_of(caught.value) == "asks"
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation) as unfit, conn.transaction():
+        conn.execute("SELECT %s::json", [f'{{"{said}"'])
+    assert "PL/" in str(unfit.value.diag.context)
+    assert trigger_of(unfit.value) is None
+    assert process_time() - started < 1
 
 
 @pytest.mark.promise("F124")
