@@ -883,6 +883,10 @@ CASE WHEN {{is_unknown}} THEN 'unknown' WHEN g.queue = {{paused}} THEN 'paused'
 -- Since when a waiting job could run. Times that were written by hand may be infinite: that counts as 1970, or as now.
 least(greatest(j.enqueued_at, j.run_at, 'epoch'), (SELECT pgqueue.now()))
 
+-- name: runs_since
+-- Since when a running job runs; an infinite time is read in the same way.
+least(greatest(started_at, 'epoch'), (SELECT pgqueue.now()))
+
 -- name: waited
 -- The seconds that a waiting job has waited.
 greatest(0, extract(epoch FROM pgqueue.now() - {{since}}))::float8

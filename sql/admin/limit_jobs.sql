@@ -21,7 +21,7 @@ WITH RECURSIVE walked (key, place) AS (
     ) AS b
     LIMIT 100
 ), holding AS (
-    (SELECT id, task, queue, state, worker_id, started_at AS since FROM pgqueue.job_running
+    (SELECT id, task, queue, state, worker_id, {{runs_since}} AS since FROM pgqueue.job_running
      WHERE %(kind)s::text = 'limit' AND limit_key = %(name)s::text ORDER BY started_at LIMIT 100)
     UNION ALL
     (SELECT id, task, queue, state, NULL, NULL FROM pgqueue.job_available

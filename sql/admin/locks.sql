@@ -14,7 +14,7 @@ WITH RECURSIVE walked (key, place) AS (
            key IS NOT NULL AND row_number() OVER (PARTITION BY lock_key, worker_id ORDER BY holds DESC, rank, id) > 1 AS behind, rank
     FROM (SELECT * FROM pgqueue.job_running WHERE lock_key IS NOT NULL ORDER BY started_at LIMIT 8000) AS r
 ), holder AS MATERIALIZED (
-    (SELECT lock_key, id, task, queue, state, worker_id, started_at AS since
+    (SELECT lock_key, id, task, queue, state, worker_id, {{runs_since}} AS since
      FROM taken WHERE NOT behind ORDER BY started_at LIMIT 1000)
     UNION ALL
     (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_available WHERE holds AND lock_key IS NOT NULL LIMIT 1000)

@@ -38,7 +38,7 @@ FROM (
            extract(epoch FROM w.lease)::float8 AS lease,
            cardinality(w.running) AS busy,
            (SELECT coalesce(json_agg(to_json(j) ORDER BY j.started_at, j.id), '[]') FROM (
-                SELECT r.id, r.task, r.started_at, extract(epoch FROM pgqueue.now() - r.started_at)::float8 AS age
+                SELECT r.id, r.task, {{runs_since}} AS started_at, extract(epoch FROM pgqueue.now() - {{runs_since}})::float8 AS age
                 FROM pgqueue.job_running r WHERE r.id = ANY (w.running) AND r.worker_id = w.id
                 ORDER BY r.started_at, r.id LIMIT %(n)s::integer) AS j) AS jobs
     FROM pgqueue.worker w

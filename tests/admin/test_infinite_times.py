@@ -26,7 +26,7 @@ JOBS = """
 INSERT INTO pgqueue.job (task, state, enqueued_at, run_at, started_at, key, lock_key, limit_key, rate_key,
     holds, worker_id, claim)
 SELECT 'odd', j.state, CASE j.odd WHEN 'enqueued_at' THEN o.at ELSE now() END,
-       CASE j.odd WHEN 'run_at' THEN o.at END, CASE j.state WHEN 'running' THEN now() END,
+       CASE j.odd WHEN 'run_at' THEN o.at END, CASE j.odd WHEN 'started_at' THEN o.at END,
        j.key, j.lock, j.limit, j.rate, j.state = 'running', j.worker, j.worker
 FROM (SELECT %(at)s::timestamptz AS at) AS o CROSS JOIN (VALUES
     ('available', 'enqueued_at', NULL, NULL, NULL, NULL, NULL),
@@ -34,7 +34,7 @@ FROM (SELECT %(at)s::timestamptz AS at) AS o CROSS JOIN (VALUES
     ('blocked', 'enqueued_at', 'lock:k', 'k', NULL, NULL, NULL),
     ('blocked', 'run_at', 'limit:l', NULL, 'l', NULL, NULL),
     ('blocked', 'enqueued_at', 'rate:r', NULL, NULL, 'r', NULL),
-    ('running', NULL, NULL, 'k', 'l', NULL, 1)
+    ('running', 'started_at', NULL, 'k', 'l', NULL, 1)
 ) AS j (state, odd, key, lock, "limit", rate, worker)
 WHERE isfinite(o.at) OR j.state <> 'scheduled' -- a constraint refuses it
 """
