@@ -8,7 +8,7 @@ What is hidden:
 1. The value of an object's key that fits a pattern, at any depth, whole. Keys are compared without case.
 2. In texts (errors, tracebacks, reasons, keys, messages) what follows such a name: `password=…`, `"token": "…"`,
    `--secret …`. What is not one plain value (a list, a call, a cookie) is hidden to the end of its line. Also the
-   password of a URL.
+   password of a URL, and what follows `Bearer` or `Basic` and looks like a token.
 3. A text or a number of 4 characters or more that was hidden by 1 or 5, in every text of the same item: an error often
    quotes the argument.
 4. All texts of an item whose arguments, headers or result were too large to be read: what they hide is unknown. Also
@@ -71,6 +71,8 @@ _VALUE = re.compile(
 )
 # The rest of the line, or of the text if the line ends within a list or an object.
 _REST = re.compile(r"[^\n]*[\[({,][ \t\r]*+\n.*|[^\n]*", re.DOTALL)
+# A token has a digit, or a capital in a word. `Basic understanding` has neither.
+_BEARER = re.compile(r"\b([Bb]earer|BEARER|[Bb]asic|BASIC)(\s{1,3})(?=\S*(?:\d|[a-z][A-Z]))[\w~+/.=-]{8,}+")
 _HEADER = re.compile("cookie|authorization", re.IGNORECASE)
 """Names whose values have blanks, commas and semicolons."""
 _WORD = re.compile(r"[\w.-]++")
@@ -174,6 +176,7 @@ class Redaction:
                 text = text.replace(each, HIDDEN)
         if not self.patterns:
             return text
+        text = _BEARER.sub(rf"\1\2{HIDDEN}", text)
         if _COLUMNS in text:
             text = "\n".join(map(self._without_columns, text.split("\n")))
         parts, done = [], 0
