@@ -53,6 +53,9 @@ def _import(module: str, directory: Path) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _failed(module, directory, error) from error
+        parent = str(error.name).rpartition(".")[0]
+        if parent in sys.modules and not hasattr(sys.modules[parent], "__path__"):  # shop.py, or module.function
+            raise click.UsageError(f"no module {error.name!r}: {parent!r} is a module. Write {parent}") from None
         raise click.UsageError(
             f"no module {error.name!r} in {directory} or where Python looks; --app-dir names another directory"
         ) from None

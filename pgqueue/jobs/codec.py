@@ -36,6 +36,7 @@ from pgqueue.jobs.annotations import Kind, Surveyed, check_plain, listed, survey
 from pgqueue.jobs.round_trip import difference
 from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
+from pgqueue.options import OPTION_WORDS
 
 _EMPTY = frozenset(("{}", b"{}"))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not a backslash that is followed by these letters
@@ -50,7 +51,31 @@ _SAID = (
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOO_DEEP = ": nested too deeply, or contains itself"
 _LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+USING = frozenset(
+    [
+        "queue",
+        "priority",
+        "run_at",
+        "delay",
+        "retry",
+        "headers",
+        "deadline",
+        "timeout",
+        "lock",
+        "limit",
+        "rate",
+        "unique",
+        "idempotency_key",
+    ]
+)
+"""The options of `Task.using`. As keywords of a call they are taken for arguments."""
 _TIMES = (datetime, date, time)  # in a tuple: what freezes the clock in tests replaces the names, not what is here
+
+
+def _option(name: str) -> str:
+    """What to write instead, if this keyword is meant as an option of the call."""
+    option = OPTION_WORDS.get(name, name)
+    return f". For the option write task.using({option}=…).enqueue(conn, …)" if option in USING else ""
 
 
 class UnfitArguments(InvalidArguments):
@@ -200,8 +225,14 @@ class Codec:
             given.update(kwargs)
         if not given.keys() >= self._required:
             missing = [name for name in self._order() if name in self._required and name not in given]
-            raise self._refused(f"missing {listed(missing)}; {self._takes()}")
+            raise self._refused(f"missing {listed(missing)}; {self._takes()}{self._job_hint()}")
         return given
+
+    def _job_hint(self) -> str:
+        first = self._parameters[0]
+        if self.wants_job or first.name != "job" or first.annotation is not inspect.Parameter.empty:
+            return ""
+        return ". If `job` is to be the running job, annotate it: job: pgqueue.Job"
 
     def _bind_list(self, given: dict[str, Any], args: tuple[Any, ...]) -> None:
         if self._list is None:
@@ -215,7 +246,7 @@ class Codec:
             if name in given:
                 raise self._refused(f"parameter {name!r} is given twice")
             if name not in self._keywords and (self._rest is None or name in names):
-                raise self._refused(f"no keyword parameter {name!r}; {self._takes()}")
+                raise self._refused(f"no keyword parameter {name!r}; {self._takes()}{_option(name)}")
 
     def _check(self, name: str, value: Any) -> None:
         if why := self._complaint(name, value):

@@ -33,6 +33,7 @@ from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
+F = TypeVar("F")
 
 
 class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
@@ -361,7 +362,7 @@ class Job:
                 return conn.execute("SELECT id, email FROM users WHERE id > %s ORDER BY id", [cursor or 0])
 
             for batch in job.iterate(users, size=500):
-                job.connection.executemany("INSERT INTO mail (email) VALUES (%s)", [[email] for email in batch])
+                job.connection.execute("INSERT INTO mail (email) SELECT unnest(%s::text[])", [batch])
 
         `source` gets a cursor, at first None. It gives (cursor, item) for every item after the cursor, always in the
         same order. A cursor is any JSON value but None.
@@ -375,7 +376,7 @@ class Job:
         transactional. If it is, the code after the loop is one more transaction, and `job.connection` must not be used
         before the loop.
         """
-        return self.context.iterate(self, source, _size(size))
+        return self.context.iterate(self, _source(source), _size(size))
 
     def aiterate(self, source: AnySource[T], size: int = 100) -> AsyncIterator[list[T]]:
         """`iterate` for async handlers; `source` may give an async iterable.
@@ -383,10 +384,19 @@ class Job:
         async for batch in job.aiterate(users, size=500):
             conn = await job.aconnection()
         """
-        return self.context.aiterate(self, source, _size(size))
+        return self.context.aiterate(self, _source(source), _size(size))
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"
+
+
+def _source(source: F) -> F:
+    if callable(source):
+        return source
+    raise InvalidOption(
+        f"the source of an iteration is a {type(source).__name__}: give a function of a cursor, at first None, "
+        "that gives (cursor, item) for every item after it"
+    )
 
 
 def _size(size: int) -> int:

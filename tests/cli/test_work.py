@@ -237,7 +237,8 @@ def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process(dsn: str, app
     ("module", "source", "says"),
     [
         ("nowhere", None, ["no module 'nowhere' in {app}", "--app-dir"]),
-        ("shop.nowhere", None, ["shop.nowhere"]),
+        ("shop.nowhere", None, ["'shop.nowhere'", "'shop' is a module. Write shop"]),
+        ("shop.py", None, ["'shop.py'", "'shop' is a module. Write shop"]),
         ("broken", "import pgqueue\n\nraise RuntimeError('no config')\n", ["broken", "no config", "line 3", "{app}"]),
         ("broken", "import not_installed_here\n", ["broken", "not_installed_here", "line 1"]),
         ("broken", "def f(:\n", ["broken", "SyntaxError", "line 1"]),

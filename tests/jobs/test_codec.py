@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import enum
+import inspect
 import json
 import subprocess
 import sys
@@ -21,9 +22,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import codec as module
-from pgqueue.jobs.codec import Codec, UnfitArguments, json_object, keywords_only
+from pgqueue.jobs.codec import USING, Codec, UnfitArguments, json_object, keywords_only
 from pgqueue.jobs.sizes import JSON_MOST
 
 if TYPE_CHECKING:
@@ -412,7 +414,15 @@ def test_defaults_are_not_stored_but_given(
     ("fn", "args", "kwargs", "why"),
     [
         (plain, (), {}, r"missing 'a'; it takes \(a, b='b', c=3\)"),
-        (plain, (1,), {"x": 1}, "no keyword parameter 'x'; it takes"),
+        (plain, (1,), {"x": 1}, r"no keyword parameter 'x'; it takes \(a, b='b', c=3\)$"),
+        (plain, (1,), {"delay": 1}, r"no keyword parameter 'delay'; .* For the option write task\.using\(delay=…\)"),
+        (plain, (1,), {"countdown": 1}, r"For the option write task\.using\(delay=…\)\.enqueue\(conn, …\)"),
+        (
+            lambda job, x: None,
+            (1,),
+            {},
+            r"missing 'x'; it takes \(job, x\)\. If `job` .* annotate it: job: pgqueue\.Job",
+        ),
         (plain, (1,), {"a": 1}, "parameter 'a' is given twice"),
         (plain, (1, "b", 3), {}, "given 3 positional arguments"),
         (open_ended, (), {"a": 1}, "no keyword parameter 'a'"),
@@ -424,6 +434,10 @@ def test_defaults_are_not_stored_but_given(
 def test_a_call_that_does_not_fit_is_refused(fn: Any, args: Any, kwargs: Any, why: str) -> None:
     with pytest.raises(InvalidArguments, match=why):
         Codec.of(fn, "app.fn").encode(args, kwargs)
+
+
+def test_the_options_that_are_no_arguments_are_those_of_using() -> None:
+    assert inspect.signature(Task.using).parameters.keys() - {"self", "unknown"} == USING
 
 
 def test_a_mutable_default_is_the_functions_own() -> None:

@@ -22,7 +22,7 @@ def reasons(job: JobInfo, by: Sequence[Facts]) -> list[Reason]:
     """The one reason: how the job has ended, when, and after which attempts. `by`: the operators that have
     cancelled it."""
     details: dict[str, object] = {"reason": job.reason, "attempt": job.attempt, "attempts": len(job.attempts)}
-    text = {"completed": "it has completed", "skipped": "it was skipped", "failed": "it has failed"}.get(
+    text = {"completed": "it completed", "skipped": "it was skipped", "failed": "it failed"}.get(
         job.state, "it was cancelled"
     )
     if job.finished_at is not None:

@@ -35,16 +35,16 @@ CODES = {
     "about_to_run": "nothing holds it back",
     # A job that runs.
     "running": "its handler runs",
-    "at_hand": "a worker has claimed it, and had no slot for it yet",
+    "at_hand": "a worker has claimed it and did not run it at its last heartbeat",
     "chain": "it runs in the same worker as soon as the job before it has freed its lock",
     "cancel_requested": "it was asked to stop",
     "transaction_waits": "its transaction waits for another session",
     "worker_silent": "its worker gives no sign of life",
     "worker_dead": "its worker is dead: the job is about to be given to another one",
     # A job that has ended.
-    "completed": "it has completed",
+    "completed": "it completed",
     "skipped": "it was skipped for its lock",
-    "failed": "it has failed for good",
+    "failed": "it failed for good",
     "cancelled": "it was cancelled",
     # An id without a job.
     "never_given": "no job has ever had this id",

@@ -45,11 +45,12 @@ def _run(job: JobInfo, facts: Facts, seconds: float, started: datetime) -> list[
         return [Reason("chain", text, started, details, first)]
     if worker and worker["begun"] is False:
         text = (
-            f"{where} has claimed it {lasting(seconds)} ago, and had no slot for it "
-            f"at its last heartbeat, {lasting(worker['beat_age'])} ago"
+            f"{where} claimed it {lasting(seconds)} ago, and did not run it at its last heartbeat, "
+            f"{lasting(worker['beat_age'])} ago: it waits for a slot, "
+            "or it has ended and its outcome is not written yet"
         )
         return [Reason("at_hand", text, started, details)]
-    text = f"it runs for {lasting(seconds)} on {where}, attempt {job.attempt}"
+    text = f"it has run for {lasting(seconds)} on {where}, attempt {job.attempt}"
     if (usual := facts["p95"]) is not None:
         details["p95"] = usual
         text += f"; {'only ' if seconds > usual else ''}5 of 100 runs of this task take longer than {lasting(usual)}"
@@ -70,7 +71,7 @@ def _worker(worker: Facts | None) -> list[Reason]:
         return [Reason("worker_dead", text, shown.moment(worker["dead_at"]), details)]
     if age <= lease * 1.5 / BEATS_IN_LEASE:
         return []
-    text = f"{where} is silent for {lasting(age)}; its jobs are given to other workers after {lasting(lease)}"
+    text = f"{where} has been silent for {lasting(age)}; its jobs are given to other workers after {lasting(lease)}"
     return [Reason("worker_silent", text, shown.moment(worker["beat_at"]), details)]
 
 

@@ -94,7 +94,7 @@ def _time(job: JobInfo, now: datetime) -> list[Reason]:
     left = (job.run_at - now).total_seconds()
     details: dict[str, object] = {"run_at": job.run_at, "seconds": left, "attempt": job.attempt + 1}
     if left <= -OVERDUE_SECONDS:
-        text = f"it is due since {lasting(-left)}, and no worker has made it available yet"
+        text = f"it has been due for {lasting(-left)}, and no worker has made it available yet"
         return [Reason("promotion_overdue", text, job.run_at, details)]
     text = f"it is due in {lasting(left)}"
     if job.attempt:
@@ -119,7 +119,7 @@ def _deadline(job: JobInfo, now: datetime) -> list[Reason]:
     details = {"deadline": job.deadline}
     if job.deadline <= now:
         text = (
-            f"its deadline has passed {lasting((now - job.deadline).total_seconds())} ago: "
+            f"its deadline passed {lasting((now - job.deadline).total_seconds())} ago: "
             "it will be cancelled instead of run"
         )
         return [Reason("deadline", text, job.deadline, details)]
@@ -135,7 +135,7 @@ def _pauses(job: JobInfo, facts: Facts, now: datetime) -> list[Reason]:
         paused = facts[f"{kind}_paused"]
         if paused is not None and (since := shown.moment(paused["at"])) is not None:
             by = f" by {paused['by']}" if paused["by"] else ""
-            text = f"{kind} {name!r} is paused since {lasting((now - since).total_seconds())}{by}"
+            text = f"{kind} {name!r} has been paused for {lasting((now - since).total_seconds())}{by}"
             found.append(Reason(f"{kind}_paused", text, since, {"name": name, "by": paused["by"]}))
     return found
 
@@ -176,7 +176,7 @@ def _slots(job: JobInfo, able: Sequence[Facts], held: Sequence[Facts], now: date
     text = f"all {slots} slots of {len(able)} workers are busy" if slots != 1 else "the one slot of its worker is busy"
     since = holders[0].since if holders else None
     if since is not None:
-        text += f"; {holders[0]} runs for {lasting((now - since).total_seconds())}"
+        text += f"; {holders[0]} has run for {lasting((now - since).total_seconds())}"
         more = len(busy) - 1
         text += f", and {more} more" if more else ""
     lost = sum(worker["lost"] for worker in able)

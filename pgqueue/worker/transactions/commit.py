@@ -52,7 +52,11 @@ from pgqueue.worker.transactions.in_doubt import settle
 
 log = logging.getLogger("pgqueue")
 
-
+SWALLOWED = (
+    "the handler caught an error of its SQL and went on; the server keeps nothing of such a transaction. "
+    "Put what may fail in `with conn.transaction():`, and catch the error around that"
+)
+"""A note at the error of a transaction that the server has given up while the handler went on."""
 LONG_SECONDS = 5.0
 
 
@@ -281,6 +285,8 @@ class Commit:
         if error.sqlstate == LOST:
             raise lost(self._job) from error
         if not conn.closed:
+            if isinstance(error, psycopg.errors.InFailedSqlTransaction):
+                error.add_note(SWALLOWED)
             raise error  # the server has said no
         log.warning(
             "job %d (%s): no answer says whether its COMMIT took place (%s); finding out whether it was committed",

@@ -644,6 +644,8 @@ async def test_it_says_what_cannot_be(dsn: str, effects: Eyes) -> None:
     @task(name="iterate.awrong")
     async def awrong(job: Job) -> None:
         asked(lambda: list(job.iterate(items)))
+        asked(lambda: job.iterate([1, 2]))  # type: ignore[arg-type]
+        asked(lambda: job.aiterate([1, 2]))  # type: ignore[arg-type]
 
     for each in (wrongs, plain, awrong):
         async with work(dsn, each):
@@ -659,7 +661,9 @@ async def test_it_says_what_cannot_be(dsn: str, effects: Eyes) -> None:
         "inside job.iterate" in said[5],
         "transactional=True" in said[6],
         "job.aiterate" in said[7],
-    ] == [True] * 8, whole
+        "is a list: give a function of a cursor" in said[8],
+        "is a list: give a function of a cursor" in said[9],
+    ] == [True] * 10, whole
 
 
 @pytest.mark.parametrize("cursor", [None, float("nan"), b"x", {1: 2}], ids=["none", "nan", "bytes", "object"])

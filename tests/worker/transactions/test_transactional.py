@@ -224,6 +224,7 @@ async def test_an_sql_error_that_was_swallowed_is_no_success(dsn: str, accounts:
         await until(accounts.is_in(handle.id, "failed"))
     assert accounts.one("SELECT count(*) FROM effect") == 0
     assert accounts.one("SELECT error_type FROM pgqueue.attempt") == "InFailedSqlTransaction"
+    assert "the handler caught an error of its SQL" in accounts.one("SELECT traceback FROM pgqueue.attempt")
 
 
 @pytest.mark.promise("L06")
