@@ -19,7 +19,7 @@ from pgqueue.config import client
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption, JobNotFound, ResultTimeout
-from pgqueue.options import checks_options
+from pgqueue.options import check_id, checks_options
 
 LOOK_SECONDS = 0.05
 PATIENCE = 5.0
@@ -124,6 +124,7 @@ async def astack(conn: object, id: int, timeout: float | None = None) -> Stack:
 def asking(id: int) -> Statement[Request]:
     """The statement that asks for the stack of this job. Raises JobNotFound if the job does not run."""
     schema, notify = client()
+    check_id(id, "stack")
 
     def read(rows: list[Row]) -> Request:
         if not rows:

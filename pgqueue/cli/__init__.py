@@ -15,8 +15,10 @@ import click
 from pgqueue.cli.exit_codes import exit_codes
 from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import failure
+from pgqueue.plain_text import plain_lines
 
 _JSON = "pgqueue.cli.json"
+_NO_TEXT = "pgqueue.cli.no_text"
 
 COMMANDS = (
     "migrate",
@@ -73,16 +75,33 @@ class Commands(Group):
         # Looked for here, because an error may come before the command has read its options.
         options = args[: args.index("--")] if "--" in args else args
         ctx.meta[_JSON] = "--json" in options
+        ctx.meta[_NO_TEXT] = next((each for each in args if not _is_text(each)), None)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with exit_codes():
-                return super().invoke(ctx)
+                try:
+                    return super().invoke(ctx)
+                except UnicodeEncodeError:
+                    if ctx.meta[_NO_TEXT] is None:
+                        raise
+                    raise click.UsageError(f"{ctx.meta[_NO_TEXT]!a:.80} is no text in UTF-8") from None
         except click.ClickException as error:
+            # It may quote an argument.
+            error.message = plain_lines(error.message)  # type: ignore[misc]  # Final, and each error has its own
             if ctx.meta[_JSON]:
                 click.echo(failure(error.format_message(), error.exit_code))
             raise
+
+
+def _is_text(argument: str) -> bool:
+    """Whether the bytes of an argument were UTF-8. A path need not be; a text for the database must."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:

@@ -72,14 +72,20 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, datetime):
             return value
         if self._ago and _DURATION.fullmatch(str(value).strip()):
-            return datetime.now(UTC) - timedelta(seconds=Duration().convert(value, param, ctx))
+            try:
+                return datetime.now(UTC) - timedelta(seconds=Duration().convert(value, param, ctx))
+            except OverflowError:
+                self.fail(f"{value!r:.80}: that is before the year 1", param, ctx)
         try:
             moment = datetime.fromisoformat(str(value).strip())
         except ValueError:
             self.fail(f"{value!r}: write it like 2026-12-24T18:00+01:00", param, ctx)
         if moment.utcoffset() is None:
             self.fail(f"{value!r}: say the offset from UTC, like 2026-12-24T18:00+01:00 or …Z", param, ctx)
-        return moment
+        try:
+            return moment.astimezone(UTC)  # the server knows no offset of 16 hours and more
+        except OverflowError:
+            self.fail(f"{value!r}: in UTC that is not within the years 1 to 9999", param, ctx)
 
 
 def database(command: F) -> F:

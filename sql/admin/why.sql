@@ -38,7 +38,8 @@ SELECT said FROM pgqueue.why_running(%(id)s::bigint) AS said;
 -- * `older`: whether a job with a lower id is still there.
 -- * `done_kept`, `dead_kept`: for how many seconds ended jobs are kept at least.
 -- * `open`: transactions of other sessions that have written something, prepared ones among them.
-SELECT said FROM pgqueue.why_missing(%(id)s::bigint) AS said;
+-- The function looks at the 3,000 ids behind this one, which have to be numbers still.
+SELECT said FROM pgqueue.why_missing(least(%(id)s::bigint, 9223372036854770000)) AS said;
 
 -- name: why_cancelled_by
 -- The operators that have cancelled this job, the last one first, as one JSON object; with the time now.

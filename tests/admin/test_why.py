@@ -393,6 +393,44 @@ async def rate_reached(scene: Scene) -> Any:
     return job, check
 
 
+@cause("lock", "limit", "rate")
+async def lock_held_and_the_keys_after_it_are_full(scene: Scene) -> Any:
+    """Free the lock, and the job waits for its limit; free that one, and it waits for its rate."""
+    limited: dict[str, Any] = {"limit": Limit(2, name="api"), "rate": Rate("2/minute", burst=2, name="api")}
+    task = scene.task("why.a", lock=Lock("order:7"), **limited)
+    other = scene.task("why.b", lock=Lock("order:8"), **limited)
+    await scene.worker(task, other, concurrency=5)
+    holders = [await scene.running(task), await scene.running(other)]
+    job = await scene.blocked(task)
+
+    def check(reason: Reason) -> None:
+        assert [each.id for each in reason.holders] == {"lock": holders[:1], "limit": holders, "rate": []}[reason.code]
+        assert reason.details["before"] == 0
+
+    return job, check
+
+
+@cause("lock")
+async def lock_held_and_the_keys_after_it_have_room(scene: Scene) -> Any:
+    task = scene.task("why.a", lock=Lock("order:7"), limit=Limit(2, name="api"), rate=Rate("2/minute", burst=2))
+    await scene.worker(task, concurrency=5)
+    await scene.running(task)
+    return await scene.blocked(task), None
+
+
+@cause("limit", "rate")
+async def limit_reached_and_no_start_under_the_rate(scene: Scene) -> Any:
+    """The lock that the job has already is not named."""
+    limited: dict[str, Any] = {"limit": Limit(1, name="api"), "rate": Rate("1/minute", name="api")}
+    task = scene.task("why.a", lock=Lock("order:7"), **limited)
+    other = scene.task("why.b", lock=Lock("order:8"), **limited)
+    await scene.worker(task, other, concurrency=5)
+    await scene.running(other)
+    job = scene.enqueue(task)
+    await until(lambda: scene.eyes.one("SELECT min(key) FROM pgqueue.job_blocked") == "limit:api")
+    return job, None
+
+
 @cause("queue_paused", "lock")
 async def paused_and_locked(scene: Scene) -> Any:
     task = scene.task("why.a", lock=Lock("order:7"))
@@ -633,6 +671,7 @@ async def test_who_has_cancelled_a_job_is_named(scene: Scene) -> None:
 async def test_an_id_without_a_job_says_what_may_have_become_of_it(scene: Scene) -> None:
     eyes = scene.eyes
     assert scene.why(99).codes == ("never_given",) and scene.why(99).state is None
+    assert scene.why(2**63 - 1).codes == ("never_given",)
     with psycopg.connect(scene.dsn, application_name="the shop") as shop:
         open_one = int(pgqueue.remote("why.a").enqueue(shop).id)
         scene.enqueue("why.a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from datetime import datetime
 
@@ -162,6 +163,10 @@ def test_a_newer_schema_that_breaks_nothing_is_fine(dsn: str) -> None:
         ["scale"],
         ["scale", "0"],
         ["systemd"],
+        ["reschedule", "1", "--at", "9999-12-31T23:59-23:59"],
+        ["audit", "--since", "0001-01-01T00:00+00:01"],
+        ["audit", "--since", "99999999999999d"],
+        ["audit", "--since", "9" * 400],
     ],
     ids=str,
 )
@@ -169,6 +174,24 @@ def test_a_mistake_is_2_and_no_traceback(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, arguments, env={"PGQUEUE_DSN": NOBODY})
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("option", ["--queue", "--task"])
+def test_a_text_that_is_not_utf8_is_2(option: str, dsn: str) -> None:
+    done = pgqueue("bulk", "cancel", "--json", "--yes", option, "caf\udce9", dsn=dsn)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == 2
+
+
+def test_an_id_that_no_sequence_can_give_is_2(dsn: str) -> None:
+    for name in ("why", "stack", "jobs"):
+        result = CliRunner().invoke(main, [name, str(2**63)], env={"PGQUEUE_DSN": dsn})
+        assert result.exit_code == 2, (name, result.output)
+
+
+def test_a_mistake_that_is_quoted_cannot_control_the_terminal() -> None:
+    done = pgqueue("why", "7", "\x1b]0;title\x07")
+    assert (done.returncode, "\x1b" in done.stderr, "\x07" in done.stderr) == (2, False, False)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(dsn: str) -> None:

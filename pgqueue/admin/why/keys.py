@@ -1,11 +1,14 @@
 """What holds back a job that waits for its keys: its lock, then its limit, then its rate.
 
-A blocked job waits for one key, and says which. A job that is available is asked for all that it needs and has not:
-its claim will block it if one of them has no room. Decides from what a statement has answered; asks nothing itself.
+A blocked job waits for one key, and says which. It has what comes before that key, and has not asked for what comes
+after. A job that is available has asked for nothing yet, unless it holds its lock and its limit. Each key that it has
+not is looked at: it will be blocked for one that has no room. Decides from what a statement has answered; asks nothing
+itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from pgqueue.admin.queries import JobInfo
@@ -15,13 +18,19 @@ from pgqueue.jobs.keys import LIMIT, LOCK, RATE
 
 
 def wanted(job: JobInfo, *, holds: bool) -> list[str]:
-    """The keys that the job waits for, or will."""
+    """The keys that the job waits for, or will, in the order in which it asks for them."""
+    given = ((LOCK, job.lock_key), (LIMIT, job.limit_key), (RATE, job.rate_key))
+    keys = [kind + key for kind, key in given if key is not None]
     if job.state == "blocked":
-        return [] if job.key is None else [job.key]
+        return [] if job.key is None else [job.key, *_after(job.key, keys)]
     if job.state != "available":
         return []
-    before = [(LOCK, job.lock_key), (LIMIT, job.limit_key)] if not holds else []
-    return [kind + key for kind, key in [*before, (RATE, job.rate_key)] if key is not None]
+    return [key for key in keys if key.startswith(RATE)] if holds else keys
+
+
+def _after(waits_for: str, keys: Sequence[str]) -> Sequence[str]:
+    """The keys that are asked for when the job has this one."""
+    return keys[keys.index(waits_for) + 1 :] if waits_for in keys else ()
 
 
 def reasons(job: JobInfo, key: str, facts: Facts) -> list[Reason]:
