@@ -125,6 +125,19 @@ CASE WHEN run_at > pgqueue.now() THEN pgqueue.now() ELSE run_at END
 -- A row of the record, as it is shown.
 a.id, a.at, a.actor, a.role, a.action, a.target, a.jobs, a.count, a.details
 
+-- name: audit_with_job
+-- The newest `n` rows that name this job, and those of the operations by filter, among the newest `most`, that are known to have changed it.
+(SELECT r.* FROM pgqueue.audit r WHERE r.jobs @> ARRAY[%(job)s::bigint] ORDER BY r.at DESC, r.id DESC LIMIT %(n)s::integer)
+UNION ALL
+(SELECT r.* FROM (
+     SELECT b.id, b.audit_at, b.audit_id FROM pgqueue.bulk b ORDER BY b.id DESC LIMIT %(most)s::integer) AS newest
+ CROSS JOIN LATERAL (
+     SELECT j.job_id FROM pgqueue.bulk_job j
+     WHERE j.bulk_id = newest.id AND j.job_id = %(job)s::bigint
+       AND j.reason IN ('cancelled', 'requested', 'retried', 'again', 'discarded', 'rescheduled') LIMIT 1) AS changed
+ CROSS JOIN LATERAL (
+     SELECT r.* FROM pgqueue.audit r WHERE r.at = newest.audit_at AND r.id = newest.audit_id LIMIT 1) AS r)
+
 -- name: actor
 -- What the writer says of itself, else the role that is logged in.
 coalesce(%(actor)s::text, left(session_user::text, 200))

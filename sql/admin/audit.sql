@@ -27,15 +27,6 @@ FROM (SELECT 1) AS always LEFT JOIN (
 SELECT coalesce(json_agg(to_json(found) ORDER BY found.at DESC, found.id DESC), '[]')::text
 FROM (
     SELECT {{audit_row}} FROM (
-        (SELECT r.* FROM pgqueue.audit r WHERE r.jobs @> ARRAY[%(job)s::bigint] ORDER BY r.at DESC, r.id DESC LIMIT %(n)s::integer)
-        UNION ALL
-        (SELECT r.* FROM (
-             SELECT b.id, b.audit_at, b.audit_id FROM pgqueue.bulk b ORDER BY b.id DESC LIMIT %(most)s::integer) AS newest
-         CROSS JOIN LATERAL (
-             SELECT j.job_id FROM pgqueue.bulk_job j
-             WHERE j.bulk_id = newest.id AND j.job_id = %(job)s::bigint
-               AND j.reason IN ('cancelled', 'requested', 'retried', 'again', 'discarded', 'rescheduled') LIMIT 1) AS changed
-         CROSS JOIN LATERAL (
-             SELECT r.* FROM pgqueue.audit r WHERE r.at = newest.audit_at AND r.id = newest.audit_id LIMIT 1) AS r)
+        {{audit_with_job}}
     ) AS a ORDER BY a.at DESC, a.id DESC LIMIT %(n)s::integer
 ) AS found;

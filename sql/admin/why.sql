@@ -42,11 +42,20 @@ SELECT said FROM pgqueue.why_running(%(id)s::bigint) AS said;
 SELECT said FROM pgqueue.why_missing(least(%(id)s::bigint, 9223372036854770000)) AS said;
 
 -- name: why_cancelled_by
--- The operators that have cancelled this job, the last one first, as one JSON object; with the time now.
+-- The operators that have cancelled this job, the last one first, as one JSON object; with the time now. A cancel that was made before a retry
+-- is not why the job has ended since: it is left out. `ended_at` is when the job has ended, NULL if it has not.
+WITH changed AS MATERIALIZED (
+    SELECT r.actor, r.role, r.at, r.action FROM (
+        {{audit_with_job}}
+    ) AS r
+)
 SELECT json_build_object('now', pgqueue.now(), 'by', (
     SELECT coalesce(json_agg(json_build_object('actor', a.actor, 'role', a.role, 'at', a.at) ORDER BY a.at DESC), '[]')
-    FROM (SELECT r.actor, r.role, r.at FROM pgqueue.audit r
-          WHERE r.jobs @> ARRAY[%(id)s::bigint] AND starts_with(r.action, 'cancel') ORDER BY r.at DESC LIMIT 10) AS a))::text;
+    FROM (SELECT c.actor, c.role, c.at FROM changed c
+          WHERE c.action IN ('cancel', 'bulk cancel') AND NOT EXISTS (
+              SELECT FROM changed r WHERE r.action IN ('retry', 'bulk retry') AND r.at > c.at
+                AND r.at < coalesce(%(ended_at)s::text::timestamptz, pgqueue.now()))
+          ORDER BY c.at DESC LIMIT 10) AS a))::text;
 
 -- name: why_names
 -- The pairs of a queue and a task that live workers take jobs of, as one JSON array; the task '' is every task of its queue.

@@ -668,6 +668,39 @@ async def test_who_has_cancelled_a_job_is_named(scene: Scene) -> None:
 
 
 @pytest.mark.promise("F102")
+@pytest.mark.parametrize("by_filter", [False, True])
+async def test_a_cancel_before_a_retry_is_not_why_a_job_has_ended(scene: Scene, by_filter: bool) -> None:
+    @pgqueue.task(name="why.gives_up")
+    async def gives_up() -> None:
+        raise pgqueue.Cancel("no use")
+
+    conn = scene.eyes.conn
+    job, other = scene.enqueue("why.gives_up"), scene.enqueue("why.gives_up")
+    for each in (job, other):
+        pgqueue.cancel(conn, each, actor="anna")
+    assert scene.why(job).reasons[0].details["by"] == "anna"
+    if by_filter:
+        pgqueue.bulk(conn, "retry", task="why.gives_up", actor="bert")
+    else:
+        pgqueue.retry(conn, job, other, actor="bert")
+    await scene.worker(gives_up)
+    await until(lambda: scene.why(job).reasons[0].text.count("no use") > 0)
+    await until(lambda: scene.why(other).reasons[0].text.count("no use") > 0)
+    found = scene.why(job).reasons[0]
+    assert (found.code, "by" in found.details, "anna" in found.text) == ("cancelled", False, False)
+
+
+@pytest.mark.promise("F102")
+async def test_an_operation_by_filter_that_has_cancelled_a_job_is_named(scene: Scene) -> None:
+    await scene.worker(scene.task("why.a"))
+    pgqueue.pause(scene.eyes.conn, "default")
+    job = scene.enqueue("why.a")
+    pgqueue.bulk(scene.eyes.conn, "cancel", queue="default", actor="carl")
+    await until(scene.eyes.is_in(job, "cancelled"))
+    assert scene.why(job).reasons[0].details["by"] == "carl"
+
+
+@pytest.mark.promise("F102")
 async def test_an_id_without_a_job_says_what_may_have_become_of_it(scene: Scene) -> None:
     eyes = scene.eyes
     assert scene.why(99).codes == ("never_given",) and scene.why(99).state is None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pgqueue.admin.audit import BULKS_MOST
 from pgqueue.admin.queries import JobInfo, read_one
 from pgqueue.admin.why import ended, keys, missing, running, waiting
 from pgqueue.admin.why.reasons import CODES, Facts, Reason, Why
@@ -27,6 +28,8 @@ from pgqueue.options import check_id, checks_options
 
 ROUNDS = 5
 """How often a job that keeps moving is looked at."""
+RECORDS_MOST = 100
+"""The newest records of a job that are read."""
 WAITING = ("available", "scheduled", "blocked")
 
 
@@ -97,16 +100,23 @@ def _running(job: JobInfo, schema: str) -> Steps[Why | None]:
     if not rows:
         return None
     facts = json.loads(rows[0][0])
-    by = (yield from _asked("why_cancelled_by", schema, id=job.id))["by"] if facts["requests"] else ()
+    by = (yield from _cancelled_by(job, schema))["by"] if facts["requests"] else ()
     return _answer(job.id, job, running.reasons(job, facts, by), facts)
 
 
 def _ended(job: JobInfo, schema: str) -> Steps[Why]:
     """The answer for a job that has ended."""
     if job.state == "cancelled":
-        facts = yield from _asked("why_cancelled_by", schema, id=job.id)
+        facts = yield from _cancelled_by(job, schema)
         return _answer(job.id, job, ended.reasons(job, facts["by"]), facts)
     return _answer(job.id, job, ended.reasons(job, ()), (yield from _asked("why_now", schema)))
+
+
+def _cancelled_by(job: JobInfo, schema: str) -> Steps[Any]:
+    """The operators that have cancelled the job; of a job that was retried, only those since then."""
+    ended_at = None if job.finished_at is None else str(job.finished_at)
+    params = {"job": job.id, "ended_at": ended_at, "n": RECORDS_MOST, "most": BULKS_MOST}
+    return (yield from _asked("why_cancelled_by", schema, **params))
 
 
 def _asked(name: str, schema: str, **params: object) -> Steps[Any]:
