@@ -163,7 +163,11 @@ def check_when(given: object, what: str) -> When:
     """Return `given` if it is a Cron or Every, else raise InvalidOption."""
     if isinstance(given, Cron | Every):
         return given
-    hint = f"; did you mean Cron({given!r})?" if isinstance(given, str) else ""
+    hint = ""
+    if isinstance(given, str):
+        period = given.removeprefix("every ")
+        meant = f"Cron({given!r})" if len(given.split()) in (5, 6) else f"Every({period!r})"
+        hint = f"; did you mean {meant}?"
     raise InvalidOption(f"{what} {given!r}: give Cron(…) or Every(…){hint}")
 
 

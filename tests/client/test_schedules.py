@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,10 +49,11 @@ def test_a_task_with_a_schedule_can_be_called_without_arguments(declare: Declare
         @declare(schedule=Every(60), name="misses")
         def misses(user: int) -> None: ...
 
-    with pytest.raises(InvalidOption, match="did you mean Cron"):
+    for given, meant in (("* * * * *", "Cron('* * * * *')"), ("every 5m", "Every('5m')"), ("5m", "Every('5m')")):
+        with pytest.raises(InvalidOption, match=re.escape(f"did you mean {meant}?")):
 
-        @declare(schedule="* * * * *", name="text")
-        def text() -> None: ...
+            @declare(schedule=given, name="text")
+            def text() -> None: ...
 
     with pytest.raises(InvalidOption, match="leave out run_at, delay"):
         schedules.spec(Every(60), fits.using(delay=5).new(), "schedule 'x'")
