@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from pgqueue.admin.depth import Count, QueueInfo
-from pgqueue.cli.tables import fitting, short, span, table, width
+from pgqueue.cli.tables import columns_of, fitting, short, span, table, width
 from pgqueue.plain_text import plain
 
 QUEUES_MOST = 40
@@ -69,7 +69,7 @@ def paused_line(start: str, since: datetime | None, by: str | None, now: datetim
     if columns is None:
         return start + age + actor
     line = short(start, columns - len(age)) + age
-    return line + actor if len(line + actor) <= columns else line
+    return line + actor if columns_of(line + actor) <= columns else line
 
 
 def _stuck(queue: QueueInfo) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import unicodedata
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -25,13 +26,13 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: str 
     table(["ID", "TASK"], [[7, "mail.send"]], right="ID", gives="TASK")
     """
     cells = [[plain(str(cell)) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
+    widths = [max(columns_of(cell) for cell in column) for column in zip(heads, *cells, strict=True)]
     _fit(widths, [heads.index(head) for head in gives.split()], [len(head) for head in heads])
     to_right = right.split()
     return [
         (" " * MARGIN)
         .join(
-            short(cell, width).rjust(width) if head in to_right else short(cell, width).ljust(width)
+            _padded(short(cell, width), width, to_right=head in to_right)
             for head, cell, width in zip(heads, row, widths, strict=True)
         )
         .rstrip()
@@ -40,8 +41,24 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: str 
 
 
 def short(text: str, width: int) -> str:
-    """`text`; if it is longer than `width`, cut with an ellipsis."""
-    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+    """`text`; if it takes more than `width` columns, cut with an ellipsis."""
+    if columns_of(text) <= width:
+        return text
+    end = max(0, width - 1)
+    while columns_of(text[:end]) > max(0, width - 1):
+        end -= 1
+    return f"{text[:end]}…"
+
+
+def columns_of(text: str) -> int:
+    """How many columns a text takes on a terminal: two for a wide character, none for one that joins the one before.
+
+    >>> columns_of("mail"), columns_of("日本"), columns_of("e\\u0301")
+    (4, 4, 1)
+    """
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(one) else 1 + (unicodedata.east_asian_width(one) in "FW") for one in text)
 
 
 def span(seconds: float | timedelta | None) -> str:
@@ -68,6 +85,11 @@ def fitting(items: Sequence[T], most: int) -> tuple[Sequence[T], int]:
     """The first `most` of the items on a terminal, else all of them; and how many are left out."""
     shown = items if width() is None else items[:most]
     return shown, len(items) - len(shown)
+
+
+def _padded(text: str, width: int, *, to_right: bool) -> str:
+    blank = " " * (width - columns_of(text))
+    return blank + text if to_right else text + blank
 
 
 def _fit(widths: list[int], gives: Sequence[int], heads: Sequence[int]) -> None:

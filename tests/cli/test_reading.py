@@ -549,6 +549,15 @@ def test_the_columns_that_give_are_shortened_first(monkeypatch: pytest.MonkeyPat
     assert head.split() == ["ID", "TASK", "QUEUE"]
 
 
+def test_a_wide_character_takes_two_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "width", lambda: 80)
+    lines = table(["ID", "TASK", "QUEUE"], [[7, "\u65e5" * 60, "q"], [8, "mail", "q"]], right="ID", gives="TASK")
+    assert lines[1] == " 7  " + 34 * "\u65e5" + "…  q"
+    assert lines[2] == " 8  mail" + " " * 67 + "q"
+    assert (short("\u65e5\u672c", 4), short("\u65e5\u672c", 3)) == ("\u65e5\u672c", "\u65e5…")
+    assert short("e\u0301te", 3) == "e\u0301te"
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [(0, "0ms"), (0.25, "250ms"), (12, "12s"), (119, "119s"), (120, "2m"), (7200, "2h"), (200_000, "2d"), (-5, "0ms")],

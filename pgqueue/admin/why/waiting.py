@@ -173,7 +173,8 @@ def _slots(job: JobInfo, able: Sequence[Facts], held: Sequence[Facts], now: date
         busy += [{**each, **_place(worker)} for each in mine]
     busy.sort(key=lambda each: (each["since"], each["id"]))
     holders = holders_of(busy)
-    text = f"all {slots} slots of {len(able)} workers are busy" if slots != 1 else "the one slot of its worker is busy"
+    workers = "its worker" if len(able) == 1 else f"{len(able)} workers"
+    text = f"all {slots} slots of {workers} are busy" if slots != 1 else f"the one slot of {workers} is busy"
     since = holders[0].since if holders else None
     if since is not None:
         text += f"; {holders[0]} has run for {lasting((now - since).total_seconds())}"

@@ -77,7 +77,7 @@ def arguments_of(arguments: str) -> dict[str, Any]:
     source = sys.stdin.read() if arguments == "-" else arguments
     try:
         value = json.loads(source)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"is not JSON: {error}", param_hint="JSON") from None
     if not isinstance(value, dict):
         raise click.BadParameter('must be an object of the arguments by name, such as {"order": 7}', param_hint="JSON")

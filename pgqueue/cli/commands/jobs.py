@@ -31,7 +31,7 @@ class Place(click.ParamType):  # type: ignore[type-arg]
     name = "place"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        return int(value) if str(value).isdecimal() else str(value)
+        return int(value) if str(value).isdecimal() and len(str(value)) < 20 else str(value)
 
 
 @click.command("jobs")

@@ -113,9 +113,10 @@ def _given_back(conn: object, name: str) -> list[Setting | Pace]:
 
 
 def _number(value: str) -> int:
-    if not value.isascii() or not value.isdigit():
+    if not value.isascii() or not value.isdigit() or len(value) > 1_000:
         raise click.BadParameter(
-            f"{value!r} is neither a whole number, nor a rate such as 50/minute, nor {DECLARED!r}", param_hint="VALUE"
+            f"{value!r:.80} is neither a whole number, nor a rate such as 50/minute, nor {DECLARED!r}",
+            param_hint="VALUE",
         )
     return int(value)
 
