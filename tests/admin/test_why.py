@@ -338,6 +338,41 @@ async def second_poison_job(scene: Scene) -> Any:
     return job, check
 
 
+CRASHED = "INSERT INTO pgqueue.job (task, crashes, rank, attempt) VALUES ('why.a', 1, -2, 1) RETURNING id"
+
+
+@cause("slots_busy")
+async def poison_job_without_a_slot(scene: Scene) -> Any:
+    """No other poison job is in its way, and it needs a slot as any job."""
+    task = scene.task("why.a")
+    await scene.worker(task, concurrency=1)
+    other = await scene.running(task)
+    job = scene.eyes.one(CRASHED)
+
+    def check(reason: Reason) -> None:
+        assert [holder.id for holder in reason.holders] == [other]
+
+    return job, check
+
+
+@cause("poison", "slots_busy")
+async def poison_job_beside_another_one_and_a_full_worker(scene: Scene) -> Any:
+    """One worker has a free slot, and a poison job; the other one has no poison job, and no free slot."""
+    first = scene.task("why.first")
+    await scene.worker(scene.task("why.a"), first, concurrency=2)
+    with_it = scene.eyes.one(CRASHED)
+    await until(scene.eyes.is_in(with_it, "running"))
+    second = scene.task("why.second")
+    await scene.worker(scene.task("why.a"), second, concurrency=1)
+    full = await scene.running(second)
+    job = scene.eyes.one(CRASHED)
+
+    def check(reason: Reason) -> None:
+        assert [each.id for each in reason.holders] == [with_it if reason.code == "poison" else full]
+
+    return job, check
+
+
 @cause("lock")
 async def lock_held(scene: Scene) -> Any:
     task = scene.task("why.a", lock=Lock("order:7"))

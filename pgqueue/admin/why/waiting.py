@@ -6,9 +6,10 @@ heartbeat within its lease. It is *able* if it also knows the task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 
 from pgqueue.admin.queries import JobInfo
 from pgqueue.admin.why.reasons import (
@@ -35,13 +36,12 @@ def until_a_slot(job: JobInfo, facts: Facts) -> list[Reason]:
     now = shown.moment(facts["now"])
     assert now is not None
     able = [worker for worker in facts["workers"] if worker["knows"] and _live(worker)]
-    crashes = facts["place"]["crashes"]
     found = [*_time(job, now), *_deadline(job, now), *_pauses(job, facts, now)]
     if not able:
         return [*found, _unserved(job, facts["workers"])]
     if job.state == "scheduled":
         return found
-    return [*found, *(_poison(crashes, able, facts["held"]) if crashes else _slots(job, able, facts["held"], now))]
+    return [*found, *_room(job, able, facts, now)]
 
 
 def lane(job: JobInfo, n: int, whole: bool, pace: float | None) -> list[Reason]:
@@ -186,23 +186,40 @@ def _slots(job: JobInfo, able: Sequence[Facts], held: Sequence[Facts], now: date
     return [Reason("slots_busy", text, since, {"slots": slots, "workers": len(able), "lost": lost}, holders)]
 
 
-def _poison(crashes: int, able: Sequence[Facts], held: Sequence[Facts]) -> list[Reason]:
-    """A poison job of one crash runs beside no other poison job, one of more crashes beside no job at all."""
-    alone = crashes > 1
-    in_the_way: list[Facts] = []
+def _room(job: JobInfo, able: Sequence[Facts], facts: Facts, now: datetime) -> list[Reason]:
+    """A worker has room if it has a free slot, and none of its jobs is in the way of a poison job."""
+    crashes, held = facts["place"]["crashes"], facts["held"]
+    in_the_way = _in_the_way(crashes, able, held) if crashes else {}
+    others = [worker for worker in able if worker["id"] not in in_the_way]
+    if crashes > 1 and not others:  # it waits for more than a slot
+        return [_poison(crashes, in_the_way)]
+    busy = _slots(job, others or able, held, now)
+    if not in_the_way or (others and not busy):
+        return busy
+    return [_poison(crashes, in_the_way), *busy]
+
+
+def _in_the_way(crashes: int, able: Sequence[Facts], held: Sequence[Facts]) -> dict[int, list[Facts]]:
+    """By worker: its jobs beside which the poison job may not run. After one crash these are other poison jobs, after
+    more crashes all jobs."""
+    found: dict[int, list[Facts]] = {}
     for worker in able:
-        mine = [each for each in held if each["worker_id"] == worker["id"] and (alone or each["crashes"])]
-        if not mine:
-            return []
-        in_the_way += [{**each, **_place(worker)} for each in mine]
-    in_the_way.sort(key=lambda each: (each["since"], each["id"]))
+        for each in held:
+            if each["worker_id"] == worker["id"] and (crashes > 1 or each["crashes"]):
+                found.setdefault(worker["id"], []).append({**each, **_place(worker)})
+    return found
+
+
+def _poison(crashes: int, in_the_way: Mapping[int, Sequence[Facts]]) -> Reason:
+    alone = crashes > 1
+    holders = sorted(chain.from_iterable(in_the_way.values()), key=lambda each: (each["since"], each["id"]))
     times = "twice" if crashes == 2 else f"{crashes} times"
     text = (
         f"it was running {times} when a worker died, and waits until a worker has nothing else to run"
         if alone
         else "it was running when a worker died, and waits until another such job has ended"
     )
-    return [Reason("poison", text, None, {"crashes": crashes, "alone": alone}, holders_of(in_the_way))]
+    return Reason("poison", text, None, {"crashes": crashes, "alone": alone}, holders_of(holders))
 
 
 def _live(worker: Facts) -> bool:
