@@ -1119,7 +1119,8 @@ tally AS MATERIALIZED (
     SELECT clock.now, reach.whole AND (summed.locked = 0 OR mine.round >= %(rounds)s::integer) AS ends,
         CASE WHEN reach.whole THEN clock.now + make_interval(secs => %(later)s::float8)
              WHEN mine.pace IS NULL THEN clock.now
-             ELSE greatest(mine.next_at, clock.now - interval '1 second') + make_interval(secs => reach.n / mine.pace) END AS next_at
+             -- A step that comes late is not made up for: the jobs of a second would be more than the pace.
+             ELSE clock.now + make_interval(secs => reach.n / mine.pace) END AS next_at
     FROM mine CROSS JOIN reach CROSS JOIN summed CROSS JOIN (SELECT pgqueue.now() AS now OFFSET 0) AS clock
 ), stepped AS (
     UPDATE pgqueue.bulk b SET fence = b.fence + 1, counts = summed.counts,

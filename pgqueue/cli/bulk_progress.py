@@ -52,14 +52,17 @@ class Progress:
 def follow(conn: psycopg.Connection[Any], id: int, progress: Progress) -> Bulk:
     """Work on the operation, or wait for the process that does, until it is over; return it."""
     made: Steps | None = None
+    due = monotonic()
     try:
         while True:
-            made, pause = _turn(conn, id)
+            if monotonic() >= due:
+                made, pause = _turn(conn, id)
+                due = monotonic() + pause
             found = _look(conn, id)
             progress.show(found)
             if found.state != "running":
                 return found
-            sleep(pause)
+            sleep(min(max(0.0, due - monotonic()), SHOW_SECONDS))
     except KeyboardInterrupt:
         progress.end()
         _leave(conn, made)
@@ -79,7 +82,7 @@ def _turn(conn: psycopg.Connection[Any], id: int) -> tuple[Steps | None, float]:
     until = monotonic() + SHOW_SECONDS
     while made.open and made.pause <= 0 and monotonic() < until:
         runner.step(conn, made, _refused)
-    return made, min(max(made.pause, 0.0 if made.open else 0.05), SHOW_SECONDS)
+    return made, made.pause if made.open else 0.05
 
 
 def _look(conn: psycopg.Connection[Any], id: int) -> Bulk:

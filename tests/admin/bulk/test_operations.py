@@ -526,6 +526,19 @@ def test_paces(app: Conn) -> None:
     assert pgqueue.get_bulk(app, begun.id).counts == {"retried": 10} and 0.5 < float(ahead) <= 1.0
 
 
+@pytest.mark.promise("F88")
+@pytest.mark.parametrize("late", ["0 s", "0.5 s", "1 h"])
+def test_a_step_that_is_late_is_followed_by_its_whole_pause(late: str, app: Conn) -> None:
+    """Else an operation that another process takes over would do twice the jobs of a second."""
+    put(app, 30)
+    begun = pgqueue.bulk(app, "retry", task="bulk.task", pace="10/s")
+    app.execute("UPDATE pgqueue.bulk SET next_at = pgqueue.now() - %s::interval", [late])
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    runner.step(app, made)
+    assert made.pause == pytest.approx(1.0) and runner.take(app, "test", begun.id) is None
+
+
 # Connections and roles ------------------------------------------------------------------------------------------------
 
 
