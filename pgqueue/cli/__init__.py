@@ -76,7 +76,11 @@ class Commands(Group):
         options = args[: args.index("--")] if "--" in args else args
         ctx.meta[_JSON] = "--json" in options
         ctx.meta[_NO_TEXT] = next((each for each in args if not _is_text(each)), None)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.ClickException as error:
+            _tell(ctx, error)
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -88,11 +92,17 @@ class Commands(Group):
                         raise
                     raise click.UsageError(f"{ctx.meta[_NO_TEXT]!a:.80} is no text in UTF-8") from None
         except click.ClickException as error:
-            # It may quote an argument.
-            error.message = plain_lines(error.message)  # type: ignore[misc]  # Final, and each error has its own
-            if ctx.meta[_JSON]:
-                click.echo(failure(error.format_message(), error.exit_code))
+            _tell(ctx, error)
             raise
+
+
+def _tell(ctx: click.Context, error: click.ClickException) -> None:
+    """Print the error as a document if --json was given; what it quotes of an argument is made plain."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # its message is our help
+        return
+    error.message = plain_lines(error.message)  # type: ignore[misc]  # Final, and each error has its own
+    if ctx.meta[_JSON]:
+        click.echo(failure(error.format_message(), error.exit_code))
 
 
 def _is_text(argument: str) -> bool:

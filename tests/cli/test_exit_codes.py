@@ -182,6 +182,18 @@ def test_a_text_that_is_not_utf8_is_2(option: str, dsn: str) -> None:
     assert json.loads(done.stdout)["error"]["code"] == 2
 
 
+@pytest.mark.parametrize("arguments", [["--nonsense", "status", "--json"], ["nonsense", "--json"]], ids=str)
+def test_a_mistake_before_the_command_has_the_shape_of_json(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["items"], found["error"]["code"]) == (2, [], 2)
+
+
+def test_without_arguments_the_help_is_as_it_was_written() -> None:
+    result = CliRunner().invoke(main, [])
+    assert "\nOptions:\n" in result.output and "\nCommands:\n" in result.output
+
+
 def test_an_id_that_no_sequence_can_give_is_2(dsn: str) -> None:
     for name in ("why", "stack", "jobs"):
         result = CliRunner().invoke(main, [name, str(2**63)], env={"PGQUEUE_DSN": dsn})
