@@ -685,7 +685,7 @@ def tried(examples: int, steps: int, *, derandomize: bool = True) -> settings:
 @pytest.mark.promise("L04", "L08", "F12", "F22")
 @pytest.mark.parametrize("mix", MIXES)
 def test_whatever_happens_the_limit_holds_the_line_is_kept_and_nobody_waits_for_a_free_key(dsn: str, mix: Mix) -> None:
-    run_state_machine_as_test(machine(dsn, mix=mix), settings=tried(2, 40))
+    run_state_machine_as_test(machine(dsn, mix=mix), settings=tried(3, 50))
 
 
 @pytest.mark.second
