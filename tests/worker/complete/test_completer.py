@@ -395,6 +395,10 @@ REFUSES = """
     CREATE TRIGGER refuses AFTER INSERT ON pgqueue.job_done FOR EACH ROW EXECUTE FUNCTION public.refuses();
     CREATE TRIGGER refuses AFTER INSERT ON pgqueue.job_scheduled FOR EACH ROW EXECUTE FUNCTION public.refuses();
 """
+# It locks no table. To drop triggers of several tables takes their locks one by one: with a flush that is a deadlock.
+REFUSES_NO_MORE = """
+    CREATE OR REPLACE FUNCTION public.refuses() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'
+"""
 
 
 @pytest.mark.promise("F28")
@@ -411,7 +415,7 @@ async def test_an_error_that_is_not_about_the_outcome_fails_no_job(
     await until(lambda: "cannot end" in caplog.text)
     await asyncio.sleep(0.3)  # so long it goes on to try
     assert eyes.states() == {"running": 4}
-    eyes.do("DROP FUNCTION public.refuses CASCADE")
+    eyes.do(REFUSES_NO_MORE)
     await asyncio.wait_for(desk.completer.flushed(), 30)
     assert eyes.states() == {"completed": 3, "available": 1, "scheduled": 1}
     assert eyes.all("SELECT DISTINCT error_type FROM pgqueue.attempt") == [(BROKEN.error_type,)]
@@ -440,7 +444,7 @@ async def test_of_many_that_a_trigger_refuses_few_are_tried_at_once(
     await until(lambda: tried.count(0) >= 10)
     few = completer.TRAPPED_MOST
     assert max(tried) == few and len(tried) <= (few + 1) * (tried.count(0) + 1)
-    eyes.do("DROP FUNCTION public.refuses CASCADE")
+    eyes.do(REFUSES_NO_MORE)
     await asyncio.wait_for(desk.completer.flushed(), 30)
     assert eyes.states() == {"completed": 24}
 
