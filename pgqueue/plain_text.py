@@ -35,6 +35,15 @@ def plain_lines(text: str) -> str:
     return "\n".join([first, *(line and indent + line for line in others)])
 
 
+def plural(n: int, one: str, more: str, shown: str | None = None) -> str:
+    """The number and what it counts: `one` for a single thing, `more` else. `shown` is how the number is written.
+
+    >>> plural(1, "job waits", "jobs wait"), plural(2_000, "job waits", "jobs wait")
+    ('1 job waits', '2,000 jobs wait')
+    """
+    return f"{shown or format(n, ',')} {one if n == 1 else more}"
+
+
 def plain_json(value: Any) -> str:
     """`value` as readable JSON on one line; what is not printable stands as JSON's own escape.
 

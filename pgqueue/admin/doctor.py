@@ -22,6 +22,7 @@ from pgqueue.database import migrations, steps
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.options import checks_options
+from pgqueue.plain_text import plural
 
 OLD_SECONDS = 300.0
 """A transaction that is open for longer holds back the vacuum noticeably; so does an unused slot."""
@@ -31,6 +32,9 @@ ROLLOUT_SECONDS = 900.0
 LATE_SECONDS = 300.0
 """A worker lives for so long before a measurement, or a leader, is missed."""
 STUCK_SECONDS = 30.0
+UNSERVED_SECONDS = 30.0
+"""So long a job may wait in a queue without a worker: the worker may just be starting."""
+UNSERVED_MOST = 1_000
 NOTIFY_SHARE, CONNECTIONS_SHARE = 0.25, 0.9
 EXPLAINED = frozenset({"paused", "task_paused", "unserved", "unknown"})
 """Jobs that wait for one of these are no sign of too few slots: the pause, or another finding, says why they wait."""
@@ -125,12 +129,14 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
     [[undeclared, _]] = yield _ask("limits_undeclared", schema, after=limits.FIRST_RATE, n=limits.KEYS_MOST)
     [[growth]] = yield _ask("doctor_growth", schema)
     server, workers = json.loads(server), json.loads(workers)
+    left = yield from _left(schema, found)
     findings = [
         *_newer(version, known),
         *_of_sessions(json.loads(sessions)),
         *_of_server(server),
         *_of_tables(json.loads(tables)),
         *_of_workers(workers, led=server["led"]),
+        *_of_unserved(found, left),
         *_of_queues(found, workers["free"]),
         *_of_growth(found, json.loads(growth)),
         *(_undeclared(each) for each in limits.unknown(undeclared)),
@@ -239,20 +245,83 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
         yield Finding("schedule", WARNING, what, todo, "docs/schedules.md", each["age"])
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left in a queue without a worker. Times are in seconds.
+
+    - `blocked`: for how long the first blocked job has waited; None if it is not among the oldest that were read.
+    - `held`: how many jobs workers have that give no sign of life; `silent`: for how long the first of these is silent.
+    """
+
+    blocked: float | None = None
+    held: int = 0
+    silent: float | None = None
+
+
+def _left(schema: str, found: Measured) -> Steps[dict[str, Left]]:
+    """Ask for what the measurement does not say of queues without a worker, if there are any with such jobs."""
+    unserved = {queue.name for queue in _without_worker(found)}
+    asked = {each.queue for each in found.groups if each.queue in unserved and each.state in ("blocked", "running")}
+    if not asked:
+        return {}
+    [[said]] = yield _ask("doctor_unserved", schema, queues=sorted(asked), most=UNSERVED_MOST)
+    return {queue: Left(*values) for queue, *values in json.loads(said)}
+
+
+def _without_worker(found: Measured) -> list[depth.QueueInfo]:
+    """The queues that no live worker serves, but for those that are paused."""
+    return [queue for queue in depth.queue_list(found, None) if queue.unserved and queue.paused_at is None]
+
+
+def _of_unserved(found: Measured, left: Mapping[str, Left]) -> Iterator[Finding]:
+    """Queues without a worker in which a job has waited for a while.
+
+    1. Of available and blocked jobs all are counted. No worker moves a job whose time has come, if none lives at all:
+       then it is still scheduled. No worker rescues the jobs of a dead one, if none lives at all: they still run.
+    2. The measurement may be older than the death of the last worker. So what it says of slots does not count here.
+    """
+    of_queue: dict[str, list[Group]] = {}
+    for group in found.groups:
+        of_queue.setdefault(group.queue, []).append(group)
+    for queue in _without_worker(found):
+        groups = [each for each in of_queue.get(queue.name, ()) if each.reason != "task_paused"]
+        rest = left.get(queue.name, Left())
+        blocked = any(each.state == "blocked" for each in groups)
+        waited = [found.now - each.since for each in groups if each.since is not None]
+        waited += [each for each in (rest.blocked if blocked else None, rest.silent) if each is not None]
+        seconds = max(waited, default=None)
+        if seconds < UNSERVED_SECONDS if seconds is not None else not blocked:
+            continue
+        what = f"{_told(groups, rest)} in queue {queue.name}, which no live worker serves"
+        todo = f"start a worker with -q {queue.name}"
+        if not found.served:
+            todo += "; no worker lives at all: if one should, its log says why it has ended"
+        yield Finding("unserved", CRITICAL, what, todo, f"{DOCS}#what-to-watch", seconds)
+
+
+def _told(groups: Sequence[Group], rest: Left) -> str:
+    """What waits in a queue without a worker."""
+    waiting, said = depth.total(each for each in groups if each.state in ("available", "blocked")), []
+    if waiting.n:
+        said.append(plural(waiting.n, "job waits", "jobs wait", str(waiting)))
+    if any(each.state == "scheduled" and each.since is not None for each in groups):
+        said.append("scheduled jobs are overdue")
+    if rest.held:
+        said.append(plural(rest.held, "job is left by a dead worker", "jobs are left by dead workers"))
+    return " and ".join(said)
+
+
 def _of_queues(found: Measured, free: Mapping[str, int]) -> Iterator[Finding]:
     page = f"{DOCS}#what-to-watch"
-    for queue in depth.queue_list(found):
-        waiting = depth.total(each for each in found.groups if (each.queue, each.reason) == (queue.name, "unserved"))
-        if waiting.n:
-            what = f"{waiting} jobs wait in queue {queue.name}, which no live worker serves"
-            yield Finding("unserved", CRITICAL, what, f"start a worker with -q {queue.name}", page, queue.oldest)
+    for queue in depth.queue_list(found, None):
         stuck = queue.longest_blocked
         if stuck is not None and stuck > STUCK_SECONDS and free.get(queue.name):
             what = f"a job of queue {queue.name} is blocked although its key has room, and a worker has a free slot"
             todo = "look into the logs of the workers of this queue; restart them if they say nothing"
             yield Finding("stuck", WARNING, what, todo, page, stuck)
-    for task in depth.unknown_list(found.groups):
-        what = f"{task.jobs} jobs wait in queue {task.queue} for task {task.task}, which no live worker there knows"
+    for task in depth.unknown_list(each for each in found.groups if found.served.get(each.queue)):
+        jobs = plural(task.jobs.n, "job waits", "jobs wait", str(task.jobs))
+        what = f"{jobs} in queue {task.queue} for task {task.task}, which no live worker there knows"
         todo = "deploy its code, give the renamed task an alias, or cancel the jobs"
         yield Finding("unknown", WARNING, what, todo, page)
 
@@ -260,6 +329,8 @@ def _of_queues(found: Measured, free: Mapping[str, int]) -> Iterator[Finding]:
 def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int, int]]]]) -> Iterator[Finding]:
     """Queues that have grown for half an hour. Silent if half of their jobs wait for what another finding names."""
     for queue, spans in growth:
+        if not found.served.get(queue):
+            continue
         waiting = [each for each in found.groups if each.queue == queue and each.state in ("available", "blocked")]
         now = depth.total(waiting)
         if 2 * sum(each.n for each in waiting if each.reason in EXPLAINED) >= now.n:

@@ -92,6 +92,29 @@ SELECT json_build_object(
         SELECT q.queue, sum(live.free) AS free FROM live CROSS JOIN unnest(live.queues) AS q (queue) GROUP BY q.queue) AS f)
 )::text;
 
+-- name: doctor_unserved
+-- Of these queues, which no live worker serves: for how many seconds the first of their blocked jobs has waited, if it is among the `most`
+-- oldest of all queues; how many jobs, at most `most`, workers have that have given no sign of life for three leases; and for how many seconds
+-- the first of these workers has given none. As JSON: [queue, blocked, held, silent].
+WITH asked AS MATERIALIZED (
+    SELECT unnest(%(queues)s::text[]) AS queue
+), oldest AS MATERIALIZED (
+    SELECT j.queue, {{since}} AS since FROM pgqueue.job_blocked j WHERE j.id > 0 ORDER BY j.id LIMIT %(most)s::integer
+), silent AS MATERIALIZED (
+    SELECT w.id, greatest(w.beat_at, 'epoch') AS beat_at FROM pgqueue.worker w
+    WHERE w.beat_at < (SELECT pgqueue.now()) - 3 * w.lease ORDER BY w.id DESC LIMIT 100
+), held AS MATERIALIZED (
+    SELECT r.queue, silent.beat_at FROM silent CROSS JOIN LATERAL (
+        SELECT r.queue FROM pgqueue.job_running r WHERE r.worker_id = silent.id ORDER BY r.claim LIMIT %(most)s::integer) AS r
+    LIMIT %(most)s::integer
+)
+SELECT coalesce(json_agg(json_build_array(
+           asked.queue,
+           (SELECT extract(epoch FROM pgqueue.now() - min(o.since))::float8 FROM oldest o WHERE o.queue = asked.queue),
+           (SELECT count(*) FROM held h WHERE h.queue = asked.queue),
+           (SELECT extract(epoch FROM pgqueue.now() - min(h.beat_at))::float8 FROM held h WHERE h.queue = asked.queue))), '[]')::text
+FROM asked;
+
 -- name: doctor_growth
 -- The queues in which more and more jobs have waited, available or blocked, for half an hour: in each ten minutes always more than ever in
 -- the ten before, and at the end 100 more at least. As JSON, the largest growth first: [queue, least and most of each ten minutes of the

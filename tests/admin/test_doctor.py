@@ -150,7 +150,63 @@ def an_undeclared_limit(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.Mo
 
 
 def an_unserved_queue(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
-    eyes.do("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'nobody')")
+    waiting(eyes, 1, "nobody", seconds=31)
+
+
+def overdue_jobs_and_no_worker(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    late(eyes, 31)
+
+
+def a_dead_worker_with_jobs(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    dies(eyes, 46)
+
+
+def blocked_jobs_and_no_worker(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    blocked(eyes, 31)
+
+
+def a_worker_that_is_gone_since_the_measurement(
+    dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch
+) -> None:
+    measured_before(eyes)
+
+
+def late(eyes: Eyes, seconds: float, queue: str = "default") -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, queue, state, run_at) "
+        "VALUES ('t', %s, 'scheduled', now() - make_interval(secs => %s))",
+        queue, seconds,
+    )  # fmt: skip
+
+
+def dies(eyes: Eyes, seconds: float) -> None:
+    """A worker with a lease of 15 s that has a job has given no sign of life for so long."""
+    worker(eyes)
+    eyes.do("UPDATE pgqueue.worker SET lease = '15 s', beat_at = now() - make_interval(secs => %s)", seconds)
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, worker_id, claim, started_at) "
+        "SELECT 't', 'running', id, 1, now() - interval '1 h' FROM pgqueue.worker"
+    )
+
+
+def blocked(eyes: Eyes, seconds: float) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, lock_key, key, enqueued_at, run_at) "
+        "SELECT 't', 'blocked', 'k', 'lock:k', at, at FROM (SELECT now() - make_interval(secs => %s) AS at) AS t",
+        seconds,
+    )
+
+
+def measured_before(eyes: Eyes) -> None:
+    """Large tables, and numbers of a time when a worker served the queue."""
+    eyes.do("INSERT INTO pgqueue.job (task, args) SELECT 'x', to_jsonb(repeat('x', 900)) FROM generate_series(1, 600)")
+    eyes.do("DELETE FROM pgqueue.job_available")
+    assert eyes.one("SELECT pg_relation_size('pgqueue.job_available')") > 524_288
+    eyes.do(
+        "INSERT INTO pgqueue.depth (at, next_at, queue, state, reason, n, exact, oldest) "
+        "VALUES (now() - interval '60 s', now() + interval '60 s', 'default', 'available', 'slot', 7, true, "
+        "now() - interval '2 min')"
+    )
 
 
 def an_unknown_task(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
@@ -175,8 +231,12 @@ def noted(eyes: Eyes, numbers: Iterable[int], *, queue: str = "default", state: 
         )  # fmt: skip
 
 
-def waiting(eyes: Eyes, n: int = 300, queue: str = "default", task: str = "t") -> None:
-    eyes.do("INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)", task, queue, n)
+def waiting(eyes: Eyes, n: int = 300, queue: str = "default", task: str = "t", seconds: float = 60) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, queue, enqueued_at, run_at) SELECT %s, %s, t.at, t.at "
+        "FROM generate_series(1, %s), (SELECT now() - make_interval(secs => %s) AS at) AS t",
+        task, queue, n, seconds,
+    )  # fmt: skip
 
 
 def served(dsn: str, eyes: Eyes, stack: ExitStack) -> None:
@@ -208,6 +268,18 @@ CAUSES: dict[str, tuple[Provoke, str, str]] = {
     "an orphan": (an_orphan, "schedule", "nightly"),
     "an undeclared limit": (an_undeclared_limit, "undeclared", "typo"),
     "an unserved queue": (an_unserved_queue, "unserved", "nobody"),
+    "overdue jobs and no worker": (
+        overdue_jobs_and_no_worker,
+        "unserved",
+        "scheduled jobs are overdue in queue default",
+    ),
+    "a dead worker with jobs": (a_dead_worker_with_jobs, "unserved", "1 job is left by a dead worker in queue default"),
+    "blocked jobs and no worker": (blocked_jobs_and_no_worker, "unserved", "1 job waits in queue default"),
+    "a worker that is gone since the measurement": (
+        a_worker_that_is_gone_since_the_measurement,
+        "unserved",
+        "7 jobs wait in queue default",
+    ),
     "an unknown task": (an_unknown_task, "unknown", "typo"),
     "a stuck job": (a_stuck_job, "stuck", "default"),
     "growth": (growth, "growth", "queue default grows: 300 jobs wait"),
@@ -248,6 +320,50 @@ def test_an_idle_queue_has_no_finding_nor_one_that_is_empty(dsn: str, eyes: Eyes
     with leading(dsn, eyes):
         worker(eyes)
         assert findings(dsn) == []
+
+
+@pytest.mark.promise("F83")
+def test_jobs_that_a_worker_may_be_about_to_take_are_no_finding(dsn: str, eyes: Eyes) -> None:
+    """They were enqueued, or became due, a moment ago; their worker is just being replaced, or ends what it has."""
+    waiting(eyes, 2, seconds=20)
+    late(eyes, 20, "later")
+    late(eyes, -3600, "tomorrow")
+    blocked(eyes, 20)
+    assert findings(dsn) == []
+    dies(eyes, 20)
+    eyes.do("UPDATE pgqueue.worker SET state = 'quiet'")
+    assert findings(dsn) == []
+
+
+@pytest.mark.promise("F83")
+def test_jobs_of_a_paused_queue_or_task_want_no_worker(dsn: str, eyes: Eyes) -> None:
+    waiting(eyes, 2)
+    late(eyes, 60)
+    waiting(eyes, 2, "other", "paused")
+    eyes.do("INSERT INTO pgqueue.queue VALUES ('default', now())")
+    eyes.do("INSERT INTO pgqueue.paused_task VALUES ('paused', now())")
+    assert findings(dsn) == []
+
+
+@pytest.mark.promise("F83")
+def test_a_worker_of_another_queue_only_is_not_enough(dsn: str, eyes: Eyes) -> None:
+    with leading(dsn, eyes):
+        worker(eyes)
+        waiting(eyes, 3, "mail", seconds=90)
+        [finding] = findings(dsn)
+        assert finding.what == "3 jobs wait in queue mail, which no live worker serves"
+        assert finding.todo == "start a worker with -q mail" and finding.severity == "critical"
+        assert finding.seconds is not None and 90 <= finding.seconds < 900
+
+
+@pytest.mark.promise("F83")
+def test_a_worker_that_serves_the_queue_again_ends_the_finding(dsn: str, eyes: Eyes) -> None:
+    """Even if the measurement is of the time before."""
+    measured_before(eyes)
+    eyes.do("UPDATE pgqueue.depth SET reason = 'unserved'")
+    assert [each.name for each in findings(dsn)] == ["unserved"]
+    worker(eyes, started="1 s")
+    assert findings(dsn) == []
 
 
 @pytest.mark.promise("F83")
@@ -453,13 +569,14 @@ async def test_it_is_there_for_async_connections_too(aconn: Any, eyes: Eyes) -> 
 def test_the_command_says_what_since_when_and_what_to_do(dsn: str, eyes: Eyes) -> None:
     healthy = pgqueue("doctor", dsn=dsn)
     assert (healthy.returncode, healthy.stdout) == (0, "No finding.\n")
-    eyes.do("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'nobody')")
+    waiting(eyes, 1, "nobody")
     an_orphan(dsn, eyes, ExitStack(), pytest.MonkeyPatch())
     ill = pgqueue("doctor", dsn=dsn)
     assert ill.returncode == 1
     lines = ill.stdout.splitlines()
     assert lines[0].split() == ["JOBS", "STATE", "REASON"] and lines[1].split() == ["1", "available", "unserved"]
-    assert lines[3].startswith("CRITICAL unserved: 1 jobs wait in queue nobody") and "docs/operations.md#" in lines[4]
+    assert lines[3].startswith("CRITICAL unserved: 1 job waits in queue nobody") and "docs/operations.md#" in lines[4]
+    assert lines[3].endswith("which no live worker serves (for 60s)") and "no worker lives at all" in lines[4]
     assert lines[5].startswith("WARNING schedule:") and lines[5].endswith("(for 60m)")
 
 
