@@ -11,7 +11,7 @@ that has grown for half an hour, by the history.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,7 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
     [[growth]] = yield _ask("doctor_growth", schema)
     server, workers = json.loads(server), json.loads(workers)
     left = yield from _left(schema, found)
+    free = yield from _with_free_slot(schema, found)
     findings = [
         *_newer(version, known),
         *_of_sessions(json.loads(sessions)),
@@ -137,7 +138,7 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
         *_of_tables(json.loads(tables)),
         *_of_workers(workers, led=server["led"]),
         *_of_unserved(found, left),
-        *_of_queues(found, workers["free"]),
+        *_of_queues(found, free),
         *_of_growth(found, json.loads(growth)),
         *(_undeclared(each) for each in limits.unknown(undeclared)),
     ]
@@ -311,14 +312,26 @@ def _told(groups: Sequence[Group], rest: Left) -> str:
     return " and ".join(said)
 
 
-def _of_queues(found: Measured, free: Mapping[str, int]) -> Iterator[Finding]:
+def _with_free_slot(schema: str, found: Measured) -> Steps[frozenset[str]]:
+    """Ask which of the queues with a job that is stuck have a worker with a free slot."""
+    stuck = [queue.name for queue in depth.queue_list(found, None) if _is_stuck(queue)]
+    if not stuck:
+        return frozenset()
+    [[queues]] = yield _ask("doctor_free", schema, queues=stuck)
+    return frozenset(json.loads(queues))
+
+
+def _is_stuck(queue: depth.QueueInfo) -> bool:
+    return queue.longest_blocked is not None and queue.longest_blocked > STUCK_SECONDS
+
+
+def _of_queues(found: Measured, free: Container[str]) -> Iterator[Finding]:
     page = f"{DOCS}#what-to-watch"
     for queue in depth.queue_list(found, None):
-        stuck = queue.longest_blocked
-        if stuck is not None and stuck > STUCK_SECONDS and free.get(queue.name):
+        if _is_stuck(queue) and queue.name in free:
             what = f"a job of queue {queue.name} is blocked although its key has room, and a worker has a free slot"
             todo = "look into the logs of the workers of this queue; restart them if they say nothing"
-            yield Finding("stuck", WARNING, what, todo, page, stuck)
+            yield Finding("stuck", WARNING, what, todo, page, queue.longest_blocked)
     for task in depth.unknown_list(each for each in found.groups if found.served.get(each.queue)):
         jobs = plural(task.jobs.n, "job waits", "jobs wait", str(task.jobs))
         what = f"{jobs} in queue {task.queue} for task {task.task}, which no live worker there knows"

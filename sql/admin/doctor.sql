@@ -70,10 +70,10 @@ SELECT json_build_object(
 
 -- name: doctor_workers
 -- The versions of live workers, each with its number and the age of its youngest one in seconds; the age of the oldest worker, and of the
--- oldest one that is set to LISTEN (one of a version before does not say, and counts); schedules that no worker declares any more; the age of the newest measurement of depth; and how many slots of live workers are free, by queue.
+-- oldest one that is set to LISTEN (one of a version before does not say, and counts); schedules that no worker declares any more; and the
+-- age of the newest measurement of depth.
 WITH live AS MATERIALIZED (
-    SELECT w.version_tag, w.queues, w.listens, extract(epoch FROM pgqueue.now() - w.started_at)::float8 AS age,
-           greatest(0, w.concurrency - cardinality(w.running)) AS free
+    SELECT w.version_tag, w.listens, extract(epoch FROM pgqueue.now() - w.started_at)::float8 AS age
     FROM pgqueue.worker w
     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease
     ORDER BY w.id DESC LIMIT 1000
@@ -87,10 +87,35 @@ SELECT json_build_object(
     'orphans', (SELECT coalesce(json_agg(o), '[]') FROM (
         SELECT left(s.name, 80) AS name, extract(epoch FROM pgqueue.now() - s.declared_at)::float8 AS age FROM pgqueue.schedule s
         WHERE s.declared_at <= (SELECT pgqueue.now()) - interval '10 minutes' AND s.paused_at IS NULL ORDER BY s.name LIMIT 10) AS o),
-    'measured', (SELECT extract(epoch FROM pgqueue.now() - d.at)::float8 FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1),
-    'free', (SELECT coalesce(json_object_agg(f.queue, f.free), '{}') FROM (
-        SELECT q.queue, sum(live.free) AS free FROM live CROSS JOIN unnest(live.queues) AS q (queue) GROUP BY q.queue) AS f)
+    'measured', (SELECT extract(epoch FROM pgqueue.now() - d.at)::float8 FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1)
 )::text;
+
+-- name: doctor_free
+-- Those of these queues for which a live worker had a free slot at its last heartbeat, as JSON. A queue with slots of its own fills these
+-- only, and no other queue does; the others share the common ones. What is not known to be of one of the two is taken off both: a job that
+-- has ended since, and slots that handlers have lost.
+WITH live AS MATERIALIZED (
+    SELECT w.id, w.running, w.concurrency, w.lost, w.queues, w.slots
+    FROM pgqueue.worker w
+    WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease
+      AND w.queues && %(queues)s::text[]
+    ORDER BY w.id DESC LIMIT 1000
+), serves AS MATERIALIZED (
+    -- The pool '' has the common slots. A worker of the version before does not say which slots are apart: all are common.
+    SELECT live.id, own.queue, CASE WHEN own.slots IS NOT NULL THEN own.queue ELSE '' END AS pool,
+           coalesce(own.slots, live.concurrency) - live.lost AS slots
+    FROM live CROSS JOIN LATERAL unnest(live.queues, live.slots) AS own (queue, slots)
+), busy AS MATERIALIZED (
+    SELECT live.id, serves.pool, count(*) AS n
+    FROM live CROSS JOIN LATERAL unnest(live.running) AS ran (id) LEFT JOIN LATERAL (
+        SELECT r.queue FROM pgqueue.job_running r WHERE r.id = ran.id AND r.worker_id + 0 = live.id LIMIT 1) AS r ON true
+    LEFT JOIN serves ON serves.id = live.id AND serves.queue = r.queue
+    GROUP BY 1, 2
+)
+SELECT coalesce(json_agg(DISTINCT serves.queue), '[]')::text
+FROM serves
+WHERE serves.queue = ANY (%(queues)s::text[])
+  AND serves.slots > (SELECT coalesce(sum(busy.n), 0) FROM busy WHERE busy.id = serves.id AND coalesce(busy.pool, serves.pool) = serves.pool);
 
 -- name: doctor_unserved
 -- Of these queues, which no live worker serves: for how many seconds the first of their blocked jobs has waited, if it is among the `most`

@@ -322,6 +322,40 @@ def test_an_idle_queue_has_no_finding_nor_one_that_is_empty(dsn: str, eyes: Eyes
         assert findings(dsn) == []
 
 
+SLOTS: dict[str, tuple[str, int, int, int, bool]] = {
+    # slots by queue, how many of its jobs run, how many of queue `mail`, lost slots; whether a slot is free for it
+    "its own slots are full, common ones are free": ("{1,NULL}", 1, 0, 0, False),
+    "common slots are full, one of its own is free": ("{1,NULL}", 0, 2, 0, True),
+    "many run on its own slots, one of these is free": ("{5,NULL}", 4, 0, 0, True),
+    "the own slots of another queue are full": ("{NULL,4}", 1, 4, 0, True),
+    "common slots are full, those of another queue are free": ("{NULL,4}", 2, 0, 0, False),
+    "the free slot is lost": ("{2,NULL}", 1, 0, 1, False),
+    "of the version before": ("", 1, 0, 0, True),
+    "of the version before, and full": ("", 1, 1, 0, False),
+}
+
+
+@pytest.mark.promise("F83")
+@pytest.mark.parametrize("case", SLOTS)
+def test_a_slot_is_free_for_a_queue_only_if_the_queue_may_fill_it(case: str, dsn: str, eyes: Eyes) -> None:
+    slots, here, mail, lost, free = SLOTS[case]
+    with leading(dsn, eyes):
+        worker(eyes)
+        measured(eyes, blocked="40 s")
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, queue, state, worker_id, claim, started_at) "
+            "SELECT 't', CASE WHEN g <= %s THEN 'default' ELSE 'mail' END, 'running', w.id, 1, now() "
+            "FROM pgqueue.worker w, generate_series(1, %s) AS g",
+            here, here + mail,
+        )  # fmt: skip
+        eyes.do(
+            "UPDATE pgqueue.worker SET queues = '{default,mail}', slots = nullif(%s, '')::integer[], lost = %s, "
+            "running = ARRAY(SELECT id FROM pgqueue.job_running)",
+            slots, lost,
+        )  # fmt: skip
+        assert [each.name for each in findings(dsn)] == (["stuck"] if free else [])
+
+
 @pytest.mark.promise("F83")
 def test_jobs_that_a_worker_may_be_about_to_take_are_no_finding(dsn: str, eyes: Eyes) -> None:
     """They were enqueued, or became due, a moment ago; their worker is just being replaced, or ends what it has."""
