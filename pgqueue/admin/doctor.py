@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue.admin import depth, limits
+from pgqueue.admin import depth, lag, limits
 from pgqueue.admin.depth import Group, Measured
 from pgqueue.config import config
 from pgqueue.database import migrations, steps
@@ -35,6 +35,8 @@ STUCK_SECONDS = 30.0
 UNSERVED_SECONDS = 30.0
 """So long a job may wait in a queue without a worker: the worker may just be starting."""
 UNSERVED_MOST = 1_000
+ABANDONED_SECONDS = 7 * 86_400.0
+"""A relay that has been silent for longer is not missed any more: its application may be gone."""
 NOTIFY_SHARE, CONNECTIONS_SHARE = 0.25, 0.9
 EXPLAINED = frozenset({"paused", "task_paused", "unserved", "unknown"})
 """Jobs that wait for one of these are no sign of too few slots: the pause, or another finding, says why they wait."""
@@ -128,6 +130,8 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
     [[workers]] = yield _ask("doctor_workers", schema)
     [[undeclared, _]] = yield _ask("limits_undeclared", schema, after=limits.FIRST_RATE, n=limits.KEYS_MOST)
     [[growth]] = yield _ask("doctor_growth", schema)
+    [[may]] = yield _ask("lag_relays_visible", schema)
+    relays = [lag.RelayLag(*row) for row in (yield _ask("lag_relays", schema))] if may else []
     server, workers = json.loads(server), json.loads(workers)
     left = yield from _left(schema, found)
     free = yield from _with_free_slot(schema, found)
@@ -140,6 +144,7 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
         *_of_unserved(found, left),
         *_of_queues(found, free),
         *_of_growth(found, json.loads(growth)),
+        *_of_relays(relays),
         *(_undeclared(each) for each in limits.unknown(undeclared)),
     ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -352,6 +357,14 @@ def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int,
         what = f"queue {queue} grows: {now} jobs wait, {before:,} did {10 * ago} minutes ago; more come than are done"
         todo = f"give it more slots, or see what enqueues so much: `pgqueue history -q {queue} --by task`"
         yield Finding("growth", WARNING, what, todo, HERE, 600.0 * ago)
+
+
+def _of_relays(relays: Iterable[lag.RelayLag]) -> Iterator[Finding]:
+    for each in relays:
+        if each.is_silent and each.reported < ABANDONED_SECONDS:
+            what = f"the relay of outbox {each.name} reports no more: what is staged there becomes no job"
+            todo = "start it: `pgqueue relay --from …`; if it runs, its log says what it waits for, as missing tables"
+            yield Finding("relay", WARNING, what, todo, "docs/relay.md#operations", each.reported)
 
 
 def since(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int]:

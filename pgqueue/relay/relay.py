@@ -48,6 +48,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from time import monotonic
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -57,7 +58,7 @@ from pgqueue.database import embedded, migrations
 from pgqueue.database.backoff import Backoff, is_loss, without_values
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import Link, options
-from pgqueue.errors import Error
+from pgqueue.errors import Error, SchemaBehind, SchemaMissing
 from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.options import names_options
 from pgqueue.relay.rounds import Counts, Rounds
@@ -72,6 +73,8 @@ MEMORY_SECONDS = 3_600.0
 LOCK_SECONDS = 1.0
 TROUBLE_MOST = 60.0
 """What no connection cures is tried again, and logged, this often."""
+SCHEMA_MOST = 5.0
+"""Tables that are not there, or are older, are looked for this often: a deploy may be about to migrate them."""
 
 
 @names_options
@@ -109,28 +112,25 @@ class Relay:
 
     async def run(self) -> None:
         """Deliver for ever. In an outage, or if something else is wrong, wait and try again."""
-        trouble = Backoff(first=1.0, most=TROUBLE_MOST)
+        trouble = _Trouble(self.name)
         while True:
             before = self.counts.rounds
             try:
                 await self._work(upto=None)
             except (psycopg.Error, OSError, Error) as error:
                 if self.counts.rounds > before:
-                    trouble.succeeded()
+                    trouble = _Trouble(self.name)
                 await asyncio.sleep(self._paused(error, trouble))
 
     async def once(self) -> bool:
         """Deliver what is staged now, and return. False if another relay works: then nothing was done."""
         return await self._work(upto=math.inf)
 
-    def _paused(self, error: Exception, trouble: Backoff) -> float:
+    def _paused(self, error: Exception, trouble: _Trouble) -> float:
         """Seconds until the next try. An outage has few lines of its own."""
         if is_loss(error):
             return self._link.outage.lost(f"relay of {self.name}", error)
-        pause = trouble.pause()
-        level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
-        log.log(level, "relay of %s: %s; trying again in %.1f s", self.name, without_values(error), pause)
-        return pause
+        return trouble.met(error)
 
     async def _work(self, upto: float | None) -> bool:
         """Work on one session of the source, until it fails or, with `upto`, all is delivered. False if another relay
@@ -154,6 +154,26 @@ class Relay:
                     upto = await source.head()
                 await Rounds(self.name, source, target, self.counts, self._batch).run(upto)
         return True
+
+
+class _Trouble:
+    """What no connection cures, since the last round that went well: when to try again, and what to say."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._backoff = Backoff(first=1.0, most=TROUBLE_MOST)
+        self._said, self._said_at = "", 0.0
+
+    def met(self, error: Exception) -> float:
+        """Seconds until the next try. The same trouble is logged when it begins, and once a minute while it lasts."""
+        pause, said = self._backoff.pause(), without_values(error)
+        if isinstance(error, SchemaMissing | SchemaBehind):
+            pause = min(pause, SCHEMA_MOST)
+        if said != self._said or monotonic() >= self._said_at + TROUBLE_MOST:
+            self._said, self._said_at = said, monotonic()
+            level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
+            log.log(level, "relay of %s: %s; it is tried again until it works", self._name, said)
+        return pause
 
 
 def _link(dsn: str, outage: Outage) -> Link:

@@ -215,6 +215,16 @@ def an_unknown_task(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.Monkey
     eyes.do("INSERT INTO pgqueue.job (task) VALUES ('typo')")
 
 
+def a_silent_relay(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    """One that works, one that works no more, and one whose application is gone."""
+    for name, ago in (("works", "140 s"), ("db/shop", "4 min"), ("gone", "8 days")):
+        eyes.do(
+            "INSERT INTO pgqueue.relay_fence (source, epoch, name, waiting, refused, reported_at) "
+            "VALUES (gen_random_uuid(), 1, %s, 0, 0, now() - %s::interval)",
+            name, ago,
+        )  # fmt: skip
+
+
 def a_stuck_job(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
     stack.enter_context(leading(dsn, eyes))
     worker(eyes)
@@ -281,6 +291,7 @@ CAUSES: dict[str, tuple[Provoke, str, str]] = {
         "7 jobs wait in queue default",
     ),
     "an unknown task": (an_unknown_task, "unknown", "typo"),
+    "a silent relay": (a_silent_relay, "relay", "db/shop"),
     "a stuck job": (a_stuck_job, "stuck", "default"),
     "growth": (growth, "growth", "queue default grows: 300 jobs wait"),
 }

@@ -61,4 +61,6 @@ def test_what_does_not_fit_together_is_refused(app_dsn: str, empty_dsn: str) -> 
     assert pgqueue("relay", "--from", app_dsn, "--once").returncode == 2
     missing = pgqueue("relay", "--from", empty_dsn, "--list-refused")
     assert (missing.returncode, "migrate --outbox" in missing.stderr) == (4, True)
+    once = pgqueue("relay", "--from", empty_dsn, "--to", app_dsn, "--once")
+    assert (once.returncode, "migrate --outbox" in once.stderr) == (4, True)
     assert pgqueue("grants", "r", "--for", "read", "--outbox", "--sql").returncode == 2

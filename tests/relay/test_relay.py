@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from time import monotonic
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,10 +19,11 @@ from relays import Sides, app_dsn, eventually, relaying, sides
 from roles import Role, create_role, drop_role, refused, role
 
 import pgqueue
-from pgqueue.database import grants
+from pgqueue.database import grants, migrations
 from pgqueue.database.sessions import Link
+from pgqueue.errors import Error, SchemaMissing
 from pgqueue.jobs.job import NewJob
-from pgqueue.relay.relay import Relay
+from pgqueue.relay.relay import Relay, _Trouble
 from pgqueue.relay.session import opened
 from pgqueue.relay.source import Batch, Source
 from pgqueue.relay.target import Fenced, QueueTarget
@@ -491,3 +495,49 @@ async def test_roles_with_the_least_rights_stage_and_relay(app_dsn: str, dsn: st
     for name in (stager, user):
         sides.app.execute(psycopg.sql.SQL("DROP OWNED BY {}").format(psycopg.sql.Identifier(name)))
     drop_role(sides.app, stager)
+
+
+# Trouble -------------------------------------------------------------------------------------------------------------
+
+
+async def test_tables_that_are_missing_are_said_once_and_waited_for(
+    empty_dsn: str, dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The application's migration may come minutes after the relay. Then the relay works within seconds."""
+    looked: list[str] = []
+    require = migrations.require
+
+    def counted(*args: Any) -> Any:
+        looked.append("")
+        return require(*args)
+
+    monkeypatch.setattr(migrations, "require", counted)
+    monkeypatch.setattr("pgqueue.relay.relay.SCHEMA_MOST", 0.01)
+    with caplog.at_level(logging.INFO, "pgqueue"):
+        async with relaying(Relay(empty_dsn, dsn)):
+            await eventually(lambda: len(looked) >= 10)
+            [line] = [record for record in caplog.records if record.name == "pgqueue"]
+            assert line.levelname == "WARNING" and "the outbox in schema 'pgqueue' of database" in line.getMessage()
+            assert "run `pgqueue migrate --outbox`; it is tried again until it works" in line.getMessage()
+            await asyncio.to_thread(migrations.migrate, empty_dsn, line=migrations.OUTBOX)
+            await eventually(lambda: "this relay delivers the jobs of" in caplog.text)
+
+
+def test_the_same_trouble_is_said_once_a_minute_and_another_one_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, missing, copied = 1_000.0, SchemaMissing("it is not there"), Error("it is a copy")
+    monkeypatch.setattr("pgqueue.relay.relay.monotonic", lambda: now)
+    trouble = _Trouble("db/shop")
+    pauses = []
+    with caplog.at_level(logging.INFO, "pgqueue"):
+        for seconds, error in ((0.0, missing), (59.9, missing), (0.2, missing), (1.0, copied), (1.0, copied)):
+            now += seconds
+            pauses.append(trouble.met(error))
+    assert [re.split("[:;] ", each.getMessage())[1] for each in caplog.records] == [
+        "it is not there",
+        "it is not there",
+        "it is a copy",
+    ]
+    assert all(pause <= 5.0 for pause in pauses[:3]) and max(trouble.met(missing) for _ in range(9)) <= 5.0
+    assert max(trouble.met(copied) for _ in range(9)) >= 30.0
