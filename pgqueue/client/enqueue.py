@@ -53,8 +53,9 @@ def enqueue(conn: object, task: Any, /, *args: Any, **kwargs: Any) -> JobHandle[
 
     The job is part of the connection's transaction: it runs after the COMMIT, or never. One statement; never commits.
     `task` is a task (also `task.using(…)`), or the name of a task of another codebase, then with keyword arguments
-    only. A name that is declared here is taken as that task. Raises InvalidArguments before anything is sent,
-    UnsupportedConnection, SchemaMissing, or the driver's own errors.
+    only. A name that is declared here is taken as that task. Of any other name every keyword is an argument, also one
+    that is called as an option is: options go through `remote(name).using(delay=60)`. Raises InvalidArguments before
+    anything is sent, UnsupportedConnection, SchemaMissing, or the driver's own errors.
 
         with psycopg.connect(dsn) as conn:
             conn.execute("INSERT INTO orders (id) VALUES (7)")

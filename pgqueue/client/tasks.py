@@ -413,7 +413,8 @@ def declared() -> list[Task[..., Any]]:
 def remote(name: str, *, queue: str = "default", priority: int = 5) -> Task[..., Any]:
     """Return a task of another codebase, known by name. It can be enqueued with keywords and plain JSON values.
 
-    Its arguments are checked when it runs. Calling it raises Error. No worker of this codebase runs it.
+    Its arguments are checked when it runs. Every keyword of `enqueue` is one of them, also `delay` or `queue`: options
+    go through `using`. Calling it raises Error. No worker of this codebase runs it.
 
     >>> remote("billing.charge", queue="billing").new(customer=7).args
     '{"customer":7}'

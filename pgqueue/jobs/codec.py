@@ -48,6 +48,7 @@ _SAID = (
     (re.compile(r"^Expected (.*)$", re.DOTALL), r"needs \1"),
 )
 """What msgspec says of JSON that does not fit, and what we say."""
+_NO = re.compile(r"there is no '(.*)'")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOO_DEEP = ": nested too deeply, or contains itself"
 _LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -75,7 +76,8 @@ _TIMES = (datetime, date, time)  # in a tuple: what freezes the clock in tests r
 def _option(name: str) -> str:
     """What to write instead, if this keyword is meant as an option of the call."""
     option = OPTION_WORDS.get(name, name)
-    return f". For the option write task.using({option}=…).enqueue(conn, …)" if option in USING else ""
+    said = f". For the option write task.using({option}=…).enqueue(conn, …), also of a task = pgqueue.remote(name)"
+    return said if option in USING else ""
 
 
 class UnfitArguments(InvalidArguments):
@@ -250,7 +252,8 @@ class Codec:
 
     def _check(self, name: str, value: Any) -> None:
         if why := self._complaint(name, value):
-            raise self._refused(why)
+            # Where any name is an argument, so is that of an option, until its value can be no argument.
+            raise self._refused(why + (_option(name) if name not in self._kinds else ""))
 
     def _complaint(self, name: str, value: Any) -> str:
         try:
@@ -304,6 +307,8 @@ class Codec:
         for theirs, ours in _SAID:
             what = theirs.sub(ours, what)
         hint = f"; {self._takes()}" if not path and what.startswith(("missing", "there is no")) else ""
+        if hint and (unknown := _NO.match(what)):  # by its name alone a task was given an option as an argument
+            hint += _option(unknown[1])
         return UnfitArguments(f"task {self.task!r}: the stored arguments do not fit{where}: {what}{hint}")
 
 

@@ -7,6 +7,7 @@ import copy
 import doctest
 import functools
 import importlib
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -410,6 +411,39 @@ def test_where_the_connection_is_missing_that_is_what_is_said(conn: object) -> N
     for call in (lambda: ours.enqueue(conn), lambda: pgqueue.enqueue(conn, "words.charge", customr=1)):
         with pytest.raises(pgqueue.UnsupportedConnection, match="as the first argument"):
             call()
+
+
+OPTIONS: dict[str, Any] = {
+    "queue": "mail", "priority": 1, "run_at": "2030-01-01T00:00:00Z", "delay": 10, "retry": 3, "headers": {"a": 1},
+    "deadline": 60, "timeout": 5, "lock": "k", "limit": 3, "rate": "1/s", "unique": "k", "idempotency_key": "k",
+    "countdown": 10, "eta": "2030-01-01T00:00:00Z", "max_retries": 3, "unique_key": "k", "lock_key": "k",
+}  # fmt: skip
+
+
+def test_of_a_task_elsewhere_a_keyword_is_an_argument_also_by_the_name_of_an_option(
+    conn: psycopg.Connection[Any],
+) -> None:
+    """A task elsewhere may have such a parameter: nothing here can know. Where it has none, its worker says it."""
+    for made in (pgqueue.enqueue(conn, "elsewhere", **OPTIONS), pgqueue.remote("elsewhere").enqueue(conn, **OPTIONS)):
+        job = pgqueue.get(conn, made.id)
+        assert (job.args, job.state, job.queue, job.priority) == (OPTIONS, "available", "default", 5)
+    ours = task(name="words.charge")(charge)
+    for name, value in OPTIONS.items():
+        with pytest.raises(pgqueue.InvalidArguments, match=rf"there is no '{name}'; it takes .* task\.using\("):
+            ours.codec.decode(json.dumps({"customer": 1, name: value}))
+
+
+def test_an_option_that_can_be_no_argument_is_refused_with_what_to_write(conn: psycopg.Connection[Any]) -> None:
+    sure: dict[str, Any] = {
+        "lock": pgqueue.Lock("k"), "limit": pgqueue.Limit(3), "rate": pgqueue.Rate("1/s"),
+        "retry": pgqueue.RetryPolicy(), "unique": pgqueue.Unique("k"),
+        "delay": timedelta(1), "run_at": datetime(2030, 1, 1, tzinfo=UTC), "countdown": timedelta(1),
+    }  # fmt: skip
+    for name, value in sure.items():
+        said = named(functools.partial(pgqueue.enqueue, conn, "elsewhere", **{name: value}))
+        option = "delay" if name == "countdown" else name
+        assert f"task.using({option}=…).enqueue(conn, …), also of a task = pgqueue.remote(name)" in said
+    assert "using" not in named(lambda: pgqueue.enqueue(conn, "elsewhere", customer=timedelta(1)))
 
 
 def test_a_name_that_is_declared_here_is_taken_as_that_task(conn: psycopg.Connection[Any]) -> None:
