@@ -166,7 +166,10 @@ def test_the_commands_print_tables_and_documents(eyes: Eyes, dsn: str) -> None:
     [group] = items(command("errors", "--json", dsn=dsn))
     assert (group["error_type"], group["job_ids"]) == ("ValueError", [7, 3])
     assert "shop.cards.charge" in command("errors", dsn=dsn).stdout
-    assert "Nothing" in command("errors", "--task", "none", dsn=dsn).stdout
+    nothing = command("errors", "--task", "none", dsn=dsn).stdout
+    assert "Nothing" in nothing and "about two minutes after it" in nothing
+    asked = nothing.splitlines()[1].partition(": pgqueue ")[2].split()
+    assert command(*asked, dsn=dsn).returncode == 0
     assert "Nothing" in command("history", "--task", "none", dsn=dsn).stdout
 
 

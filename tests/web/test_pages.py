@@ -227,6 +227,15 @@ async def test_the_overview_asks_once_for_the_numbers_and_names_the_oldest_job(
         assert "/jobs?queue=mail&state=available" in shown.links
 
 
+@pytest.mark.promise("F162")
+async def test_where_no_error_is_counted_the_page_says_when_one_is(dsn: str) -> None:
+    async with reading(dsn) as browser:
+        for path in ("/errors", "/errors?queue=none"):
+            shown = await page(browser, path)
+            assert "A failure is counted about two minutes after it." in shown.text
+            assert "/jobs?state=retrying&state=failed" in shown.links
+
+
 @pytest.mark.promise("F140")
 async def test_a_job_that_is_not_there(dsn: str) -> None:
     async with reading(dsn) as browser:

@@ -28,12 +28,14 @@ def command(since: datetime | None, queue: str | None, task: str | None, limit: 
     """Show what fails, grouped by task, type and place.
 
     PLACE is the application's innermost function. LAST is how long ago the last one was, JOB one of the jobs. The group
-    that has occurred last comes first. A new failure is seen about two minutes later.
+    that has occurred last comes first. A new failure is counted here about two minutes later; until then it is among
+    the jobs that have failed or are retried.
 
     \b
     Examples:
       pgqueue errors
       pgqueue errors --task mail.send --since 1d
+      pgqueue jobs --state failed --state retrying
       pgqueue errors --json | jq '.items[] | [.count, .error_type, .job_ids]'
     """
     from pgqueue.admin import error_groups
@@ -45,7 +47,8 @@ def command(since: datetime | None, queue: str | None, task: str | None, limit: 
     elif found:
         click.echo("\n".join(_screen(found)))
     else:
-        click.echo("Nothing has failed in this time, or no worker has counted it.")
+        click.echo("Nothing is counted as failed in this time. A failure is counted here about two minutes after it.")
+        click.echo("Until then it is among the jobs: pgqueue jobs --state failed --state retrying")
 
 
 def _screen(found: Sequence[ErrorGroup]) -> list[str]:

@@ -71,7 +71,7 @@ def command(
     elif found:
         click.echo("\n".join(_screen(found, by)))
     else:
-        click.echo("Nothing happened in this time, or no worker has counted it.")
+        click.echo("Nothing is counted in this time. What happens is counted here about two minutes later.")
 
 
 def _item(row: HistoryRow) -> dict[str, Any]:
