@@ -1050,8 +1050,17 @@ json_build_object('id', b.id, 'action', b.action, 'target', b.target, 'options',
 AND (b.queue IS NULL OR w.queue = b.queue) AND (b.task IS NULL OR w.task = b.task)
 AND (b.ended_before IS NULL OR w.finished_at < b.ended_before)
 
+-- name: bulk_times
+-- When the operation `b` may go on (`next_at`), and until when its process has it (`leased_until`), at `clock.now`. A time that is further
+-- than the longest pause could have set it is over: the clock was set back.
+SELECT CASE WHEN b.next_at > clock.now + pause.most THEN '-infinity' ELSE b.next_at END AS next_at,
+    CASE WHEN b.leased_until > clock.now + pause.most + make_interval(secs => %(lease)s::float8) THEN '-infinity' ELSE b.leased_until END
+        AS leased_until
+FROM (SELECT make_interval(secs => greatest(%(later)s::float8, coalesce(1 / b.pace, 0) + 1)) AS most) AS pause
+
 -- name: bulk_picked
 -- The next jobs of an operation, `fitting`, at most `most` among the next `walk` rows; none if this process has it no more (`mine` is empty).
+-- If one job is meant (`only`), it is that one or none: `other` says whether another job comes first.
 -- A step waits half a second at most for whatever it waits for.
 mine AS MATERIALIZED (
     SELECT b.*, set_config('lock_timeout', '500ms', true) AS patience
@@ -1060,26 +1069,33 @@ mine AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), walked AS MATERIALIZED (
     SELECT w.* FROM mine CROSS JOIN LATERAL pgqueue.bulk_walk(mine.states, mine.after, mine.up_to, %(walk)s::integer) AS w WHERE mine.round = 0
-), fitting AS MATERIALIZED (
+), following AS MATERIALIZED (
     (SELECT DISTINCT w.id FROM walked AS w CROSS JOIN mine AS b WHERE {{bulk_fits}} ORDER BY w.id LIMIT %(most)s::integer)
     UNION ALL
     (SELECT j.job_id FROM mine CROSS JOIN LATERAL (
          SELECT j.job_id FROM pgqueue.bulk_job j
          WHERE j.bulk_id = mine.id AND j.reason = 'locked' AND j.job_id > mine.after ORDER BY j.job_id LIMIT %(most)s::integer) AS j
      WHERE mine.round > 0)
+), fitting AS MATERIALIZED (
+    SELECT f.id FROM following f WHERE f.id = coalesce(%(only)s::bigint, f.id)
+), other AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM following) > (SELECT count(*) FROM fitting) AS first
 )
 
 -- name: bulk_asked
--- Those of them that no other transaction has, locked: `asked`.
+-- Those of them that no other transaction has, locked: `asked`. A job may have become another one since the walk, or since it was locked:
+-- only those count that fit the filter now. `stands` are those that still seem to, of the jobs that are tried again.
 asked AS MATERIALIZED (
-    SELECT DISTINCT free.id FROM pgqueue.bulk_lock(ARRAY(SELECT id FROM fitting), (SELECT states FROM mine)) AS free (id)
+    SELECT DISTINCT free.id FROM mine CROSS JOIN LATERAL pgqueue.bulk_lock(mine.id, ARRAY(SELECT id FROM fitting)) AS free (id)
 ), stands AS MATERIALIZED (
-    SELECT s.id FROM mine CROSS JOIN LATERAL pgqueue.job_states(ARRAY(SELECT id FROM fitting WHERE mine.round > 0)) AS s
-    WHERE s.state = ANY (array_replace(mine.states, 'retrying', 'scheduled'))
+    SELECT w.id FROM mine AS b CROSS JOIN LATERAL (
+        SELECT j.id, j.state, j.queue, j.task, j.finished_at, {{awaits_attempt}} AS retrying
+        FROM pgqueue.job_rows(ARRAY(SELECT id FROM fitting WHERE b.round > 0)) AS j) AS w
+    WHERE {{bulk_fits}}
 )
 
 -- name: bulk_left
--- Why the job `f` was left out. One that has another state when it is tried again is not what the filter means any more.
+-- Why the job `f` was left out. One that does not fit when it is tried again is not what the filter means any more.
 CASE WHEN (SELECT round FROM mine) > 0 AND f.id <> ALL (ARRAY(SELECT id FROM stands)) THEN 'moved' ELSE 'locked' END
 
 -- name: bulk_stepped
@@ -1110,10 +1126,11 @@ tally AS MATERIALIZED (
     DELETE FROM pgqueue.bulk_job b USING mine, judged j
     WHERE mine.round > 0 AND j.did <> 'locked' AND b.bulk_id = mine.id AND b.reason = 'locked' AND b.job_id = j.id
 ), reach AS MATERIALIZED (
-    SELECT fits.n, CASE WHEN fits.n >= %(most)s::integer OR mine.round > 0 THEN coalesce(fits.last, mine.after)
+    SELECT fits.n, CASE WHEN other.first THEN mine.after
+                        WHEN fits.n >= %(most)s::integer OR mine.round > 0 THEN coalesce(fits.last, mine.after)
                         ELSE coalesce(looked.last, mine.after) END AS after,
-        fits.n < %(most)s::integer AND (mine.round > 0 OR looked.n < %(walk)s::integer) AS whole
-    FROM mine CROSS JOIN (SELECT count(*) AS n, max(id) AS last FROM fitting) AS fits
+        NOT other.first AND fits.n < %(most)s::integer AND (mine.round > 0 OR looked.n < %(walk)s::integer) AS whole
+    FROM mine CROSS JOIN other CROSS JOIN (SELECT count(*) AS n, max(id) AS last FROM fitting) AS fits
     CROSS JOIN (SELECT count(*) AS n, max(id) AS last FROM walked) AS looked
 ), ahead AS MATERIALIZED (
     SELECT clock.now, reach.whole AND (summed.locked = 0 OR mine.round >= %(rounds)s::integer) AS ends,

@@ -36,7 +36,8 @@ that is deleted takes rows along that were committed after the reading.
 4. What a session delivers was read after its epoch was raised. So it has no row that was deleted before that.
 5. So a row comes twice only if the memory has lost it in between. The memory loses a row only if the row was absent for
    the memory's age. A row that was absent in a committed state is in no later one, unless the source is set back by
-   more than that age.
+   more than that age. The age is measured by the clock of the queue. If that is set back behind the looks that are
+   kept, these are given up: what is remembered by the new clock would seem older than they are.
 6. The lock decides only which relay works. Nothing above needs it.
 
 A simulator plays the scheme (tests/relay/test_scheme.py), and finds a fault if the fence, the uid, the fence for each

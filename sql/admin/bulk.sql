@@ -78,16 +78,16 @@ SELECT {{bulk_row}}, NULL FROM b;
 
 -- name: bulk_due
 -- In how many seconds some operation may go on, that no other process works on. NULL: there is none.
-SELECT extract(epoch FROM min(greatest(b.next_at, CASE WHEN b.holder = %(holder)s::text THEN '-infinity' ELSE b.leased_until END)) - clock.now)::float8
-FROM pgqueue.bulk b CROSS JOIN (SELECT pgqueue.now() AS now OFFSET 0) AS clock
+SELECT extract(epoch FROM min(greatest(t.next_at, CASE WHEN b.holder = %(holder)s::text THEN '-infinity' ELSE t.leased_until END)) - clock.now)::float8
+FROM pgqueue.bulk b CROSS JOIN (SELECT pgqueue.now() AS now OFFSET 0) AS clock CROSS JOIN LATERAL ({{bulk_times}}) AS t
 WHERE b.ended_at IS NULL GROUP BY clock.now;
 
 -- name: bulk_claim
 -- Take the operation that has waited longest, or a certain one, unless another process works on it. The number of its steps goes up: what
 -- another process may still send is refused. No row: none is due.
 WITH due AS MATERIALIZED (
-    SELECT b.id, clock.now FROM pgqueue.bulk b CROSS JOIN (SELECT pgqueue.now() AS now OFFSET 0) AS clock
-    WHERE b.ended_at IS NULL AND b.next_at <= clock.now AND (b.leased_until <= clock.now OR b.holder = %(holder)s::text)
+    SELECT b.id, clock.now FROM pgqueue.bulk b CROSS JOIN (SELECT pgqueue.now() AS now OFFSET 0) AS clock CROSS JOIN LATERAL ({{bulk_times}}) AS t
+    WHERE b.ended_at IS NULL AND t.next_at <= clock.now AND (t.leased_until <= clock.now OR b.holder = %(holder)s::text)
       AND (%(bulk)s::bigint IS NULL OR b.id = %(bulk)s::bigint)
     ORDER BY b.next_at, b.id LIMIT 1 FOR UPDATE OF b SKIP LOCKED
 )
@@ -157,8 +157,14 @@ WITH {{bulk_picked}}, {{bulk_asked}}, discarded AS MATERIALIZED (
 ), {{bulk_stepped}}
 SELECT s.fence, s.ends, s.pause, s.n, NULL FROM stepped AS s;
 
+-- name: bulk_first
+-- The next job that fits; NULL: there is none, or not among the next `walk` rows. Changes nothing. No row: this process has it no more.
+WITH {{bulk_picked}}
+SELECT (SELECT f.id FROM fitting AS f) FROM mine;
+
 -- name: bulk_pass
--- Leave out the next job that fits, for this reason: the server has refused what was to be done to it alone. As `bulk_cancel`, and its id.
+-- Leave out this job (`only`), for this reason: the server has refused what was to be done to it alone. As `bulk_cancel`, and its id; NULL
+-- if another job comes first now.
 WITH {{bulk_picked}}, judged AS MATERIALIZED (
     SELECT f.id, %(did)s::text AS did FROM fitting AS f
 ), {{bulk_stepped}}

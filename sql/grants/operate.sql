@@ -55,6 +55,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.take_back(bigint[], timestamptz[]), pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
     pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]), pgqueue.discard_ended(bigint[]),
     pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint[], text[]),
+    pgqueue.bulk_lock(bigint, bigint[]),
     pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]), pgqueue.bulk_discard(bigint, bigint[]),
     pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text), pgqueue.why_lane(bigint),
     pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint), pgqueue.desired_workers(text, integer)

@@ -57,10 +57,16 @@ SELECT pg_catalog.set_config('lock_timeout', '2s', true)
 -- name: target_looked
 -- A look at the whole outbox began at `began` and has just ended: every row that it found was remembered anew. Kept if the one before is
 -- older than the memory. One row: what was delivered before this time, and not remembered anew, was not in the outbox for that long.
+-- If the clock was set back behind the looks that are kept, they are of a time to come, and what is remembered now would seem older than
+-- they are. So they are given up: nothing is forgotten before there are two looks by the new clock.
 UPDATE pgqueue.relay_fence
-SET look = CASE WHEN next_at + make_interval(secs => %(memory)s::float8) <= pgqueue.now() THEN next ELSE look END,
-    next = CASE WHEN next_at + make_interval(secs => %(memory)s::float8) <= pgqueue.now() THEN %(began)s::text::timestamptz ELSE next END,
-    next_at = CASE WHEN next_at + make_interval(secs => %(memory)s::float8) <= pgqueue.now() THEN pgqueue.now() ELSE next_at END
+SET look = CASE WHEN next_at > clock.now THEN '-infinity'
+                WHEN next_at + make_interval(secs => %(memory)s::float8) <= clock.now THEN next ELSE look END,
+    next = CASE WHEN next_at > clock.now OR next_at + make_interval(secs => %(memory)s::float8) <= clock.now
+                THEN least(%(began)s::text::timestamptz, clock.now) ELSE next END,
+    next_at = CASE WHEN next_at > clock.now OR next_at + make_interval(secs => %(memory)s::float8) <= clock.now
+                   THEN clock.now ELSE next_at END
+FROM (SELECT pgqueue.now() AS now OFFSET 0) AS clock
 WHERE source = %(source)s::text::uuid AND epoch = %(epoch)s::bigint
 RETURNING look::text
 

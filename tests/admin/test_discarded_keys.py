@@ -79,6 +79,50 @@ def test_a_discard_leaves_no_text_of_a_key_and_the_key_answers(conn: Conn, eyes:
 
 
 @pytest.mark.promise("F130")
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "naive"])
+@pytest.mark.parametrize("writes", ["a completion", "the pruner", "nothing, after all"])
+def test_a_discard_that_waits_for_the_row_of_a_key_deletes_it(
+    writes: str, by_name: bool, dsn: str, conn: Conn, eyes: Eyes
+) -> None:
+    """The row is written anew while the discard waits. The naive version deletes at the place where it has
+    locked the row: its snapshot has nothing there."""
+    id = int(mail.using(idempotency_key=SECRET).enqueue(conn).id)
+    conn.commit()
+    end(eyes, id)
+    if not by_name:
+        source = str(eyes.one("SELECT pg_get_functiondef('pgqueue.discard_ended(bigint[])'::regprocedure)"))
+        naive = source.replace("mine.enqueued_at, k.hold", "mine.enqueued_at, k.place, k.hold")
+        naive = naive.replace("SELECT k.hold, coalesce", "SELECT k.ctid AS place, k.hold, coalesce")
+        naive = naive.replace(
+            "k.key = ANY (ARRAY(SELECT keys.key FROM keys))", "k.ctid = ANY (ARRAY(SELECT keys.place FROM keys))"
+        )
+        assert naive.count("place") == source.count("place") + 3
+        eyes.do(naive)
+    before: dict[str, tuple[str, dict[str, Any]]] = {
+        "a completion": ("complete_release_keys", {"keys": [f"idempotency:{SECRET}"], "ids": [id]}),
+        "the pruner": ("pruner_unique_keys", {"after": "", "n": 10}),
+    }
+    with psycopg.connect(dsn) as other, ThreadPoolExecutor() as threads:
+        if writes in before:
+            name, params = before[writes]
+            other.execute(text(name, "pgqueue").encode(), params)
+        else:
+            other.execute("SELECT FROM pgqueue.unique_key FOR UPDATE")
+        answer = threads.submit(pgqueue.discard, conn, id)
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0)
+        other.commit()
+        [answered] = answer.result()
+    conn.commit()
+    assert answered.did == "discarded"
+    if not by_name and writes in before:
+        assert tables_with(eyes, SECRET) == ["pgqueue.unique_key"], "until it expires"
+        return
+    assert tables_with(eyes, SECRET) == []
+    again = mail.using(idempotency_key=SECRET).enqueue(conn)
+    assert (again.id, again.created) == (id, False)
+
+
+@pytest.mark.promise("F130")
 def test_one_that_is_to_raise_names_the_discarded_job_and_the_key_that_was_asked_for(conn: Conn, eyes: Eyes) -> None:
     id = discarded(conn, eyes, mail.using(unique=Unique(SECRET, hold=3600)))
     with pytest.raises(DuplicateJob, match=f"job {id} has the unique key '{SECRET}'") as raised:

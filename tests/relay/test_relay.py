@@ -14,13 +14,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from clocks import step_clock
 from poolers import Pooler
 from relays import Sides, app_dsn, eventually, relaying, sides
 from roles import Role, create_role, drop_role, refused, role
+from workers import Eyes
 
 import pgqueue
 from pgqueue.database import grants, migrations
 from pgqueue.database.sessions import Link
+from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, SchemaMissing
 from pgqueue.jobs.job import NewJob
 from pgqueue.relay.relay import Relay, _Trouble
@@ -459,6 +462,44 @@ async def test_the_memory_goes_an_age_after_a_look_that_has_not_found_the_row(
     assert await look(95) == ["locked"]
     assert await look(120) == []
     assert sides.delivered() == ["a", "locked"]
+
+
+@pytest.mark.promise("E10")
+@pytest.mark.parametrize("believed", [False, True], ids=["given up", "naive"])
+@pytest.mark.parametrize("back", [-7_200.0, -3_600.0, 0.0, 86_400.0])
+async def test_the_memory_is_not_lost_when_the_clock_of_the_queue_is_set_back(
+    back: float, believed: bool, app_dsn: str, dsn: str, sides: Sides, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered by the new clock is no older than looks by the old one. The naive version forgets it, and the
+    job comes twice."""
+    if believed:
+        naive = text("target_looked", "pgqueue").replace("next_at > clock.now", "false")
+        usual = Link.statement
+
+        def statement(link: Link, name: str, **params: object) -> Statement[list[Row]]:
+            return Statement(naive, params, list) if name == "target_looked" else usual(link, name, **params)
+
+        monkeypatch.setattr(Link, "statement", statement)
+    sides.stage("before")
+    for later in (0.0, 110.0, 220.0):  # two looks, and what was delivered before the first is forgotten
+        step_clock(eyes, later)
+        assert await Relay(app_dsn, dsn, memory=100.0).once()
+    assert eyes.one("SELECT isfinite(look) FROM pgqueue.relay_fence")
+    step_clock(eyes, 220.0 + back)
+    sides.stage("locked")
+    with psycopg.connect(app_dsn) as holder:
+        holder.execute("SELECT FROM pgqueue.outbox FOR UPDATE")
+        for _ in range(3):
+            assert await Relay(app_dsn, dsn, memory=100.0).once()
+    if believed and back < 0.0:
+        assert len(sides.delivered()) > 2 and set(sides.delivered()) == {"before", "locked"}
+        return
+    assert await Relay(app_dsn, dsn, memory=100.0).once()
+    assert (sides.delivered(), sides.left()) == (["before", "locked"], 0)
+    for later in (110.0, 220.0, 330.0):  # and it goes, an age later by the new clock
+        step_clock(eyes, 220.0 + back + later)
+        assert await Relay(app_dsn, dsn, memory=100.0).once()
+    assert eyes.one("SELECT count(*) FROM pgqueue.relayed") == 0
 
 
 # Roles ---------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,14 @@ Why each job that fits is dealt with once, whichever processes work on it, and w
    afterwards. What it leaves out (5) would else be another job than the one that was refused.
 4. If the answer to a step was lost, its process does not know whether the step was committed. It takes the operation
    anew, which reads the place from the row.
-5. If the server refuses a step, as for a key that another transaction has, the next one is smaller. If it refuses a
-   step of one job, that job is left out: as `locked`, to be tried again, or as `refused`.
+5. If the server refuses a step, as for a key that another transaction has, the next one is smaller. Before a step of
+   one job the process asks which job that is, and names it. If the server refuses that step, this job is left out: as
+   `locked`, to be tried again, or as `refused`. If another job comes first by then, as one that has just failed,
+   nothing is done. The naive version leaves out the first job, and that may be one that was never tried.
+6. What the filter means is compared with the row that is locked (`bulk_lock`). A job that another transaction had, and
+   has put into another queue meanwhile, is `moved`.
+7. The times of the row are those of the server's clock. If it is set back, a time that no pause could have set is over:
+   the operation goes on, and another process may take it. That is safe, by 3.
 
 Why a step waits for no other session in a circle: it passes over locked jobs, and so waits only for unique keys, half a
 second at most. Jobs that it passed over are `locked`. They are tried again three times at the end.
@@ -68,7 +74,8 @@ class Claim:
 
 def due(schema: str, holder: str) -> Statement[float | None]:
     """In how many seconds an operation may go on that no other process works on. None: there is none."""
-    return Statement(text("bulk_due", schema), {"holder": holder}, lambda rows: rows[0][0] if rows else None)
+    params = {"holder": holder, "lease": LEASE_SECONDS, "later": LATER_SECONDS}
+    return Statement(text("bulk_due", schema), params, lambda rows: rows[0][0] if rows else None)
 
 
 def claiming(schema: str, holder: str, bulk: int | None = None) -> Statement[Claim | None]:
@@ -80,7 +87,7 @@ def claiming(schema: str, holder: str, bulk: int | None = None) -> Statement[Cla
         id, fence, action, options, pace = rows[0]
         return Claim(id, fence, action, json.loads(options), pace)
 
-    params = {"holder": holder, "bulk": bulk, "lease": LEASE_SECONDS}
+    params = {"holder": holder, "bulk": bulk, "lease": LEASE_SECONDS, "later": LATER_SECONDS}
     return Statement(text("bulk_claim", schema), params, read)
 
 
@@ -112,6 +119,10 @@ class Steps:
         self._schema = schema
         self._notify = notify
         self._full = self._size = size_of(claim.pace)
+        self._asks = False
+        """Whether the next step asks which job comes first."""
+        self._only: int | None = None
+        """The job that steps of one job are about, since the server has refused one."""
         self._left_out: str | None = None
 
     def step(self) -> Statement[list[Row]]:
@@ -124,7 +135,11 @@ class Steps:
             "lease": LEASE_SECONDS,
             "rounds": ROUNDS,
             "later": LATER_SECONDS,
+            "only": self._only,
         }
+        if self._asks:
+            first = {name: params[name] for name in ("bulk", "fence", "most", "walk", "only")}
+            return Statement(text("bulk_first", self._schema), first, list)
         if self._left_out is not None:
             return Statement(text("bulk_pass", self._schema), params | {"did": self._left_out}, list)
         if self._claim.action != "discard":
@@ -136,10 +151,14 @@ class Steps:
         if not rows:
             self.open = False
             return None
+        if self._asks:
+            self._asks = False
+            [(self._only,)] = rows
+            return None
         self._fence, ends, self.pause, _, _, *passed = rows[0]
         self.open = not ends
         refused = passed[0] if self._left_out == "refused" else None
-        self._left_out = None
+        self._left_out = self._only = None
         self._size = min(self._full, self._size * FEWER)
         return refused
 
@@ -148,13 +167,14 @@ class Steps:
         busy = isinstance(error, _BUSY)
         if emptied(error) or not (busy or of_data(error) or trigger_of(error) is not None or _is_refusal(error)):
             return False
-        if self._left_out is not None:
+        if self._left_out is not None or self._asks:
             return False
         self.error = error
-        if self._size > 1:
-            self._size = max(1, self._size // FEWER)
-        else:
+        if self._only is not None:
             self._left_out = "locked" if busy else "refused"
+            return True
+        self._size = max(1, self._size // FEWER)
+        self._asks = self._size == 1
         return True
 
     def release(self) -> Statement[list[Row]]:

@@ -8,13 +8,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from clocks import step_clock
 from driver_kinds import ASYNC, KINDS, drive
 from roles import Role, refused, role
+from workers import Eyes
 
 import pgqueue
 from pgqueue.admin.bulk import runner, steps
 from pgqueue.admin.bulk.operations import pace_of
-from pgqueue.database import statements
+from pgqueue.database import drivers, statements
 
 __all__ = ["role"]
 
@@ -310,6 +312,124 @@ def test_a_job_that_the_server_refuses_to_change_harms_no_other(app: Conn) -> No
     assert told == [(ids[7], "not this one")]
 
 
+FAIL = (
+    "WITH gone AS (DELETE FROM pgqueue.job_running RETURNING *) INSERT INTO pgqueue.job "
+    "(id, enqueued_at, state, task, finished_at, reason, bin) "
+    "SELECT id, enqueued_at, 'failed', task, now(), 'error', 0 FROM gone"
+)
+"""What runs, fails."""
+
+
+def refuse(app: Conn, table: str, id: int) -> None:
+    """A trigger of the application lets no row of this job into the table."""
+    app.execute(
+        "CREATE OR REPLACE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;"
+        f"CREATE TRIGGER no BEFORE INSERT ON pgqueue.{table} FOR EACH ROW WHEN (NEW.id = {id})"
+        " EXECUTE FUNCTION public.no()"
+    )
+
+
+@pytest.mark.promise("F86")
+@pytest.mark.parametrize("named", [True, False], ids=["named", "naive"])
+@pytest.mark.parametrize("comes", ["before the question", "before the step", "before it is left out"])
+def test_a_job_that_was_not_tried_is_not_left_out_for_another_one(
+    comes: str, named: bool, app: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of a lower id fails while the process is about to leave out the one that the server has refused."""
+    [before, late, refused, behind] = put(app, 4)
+    app.execute(
+        "WITH gone AS (DELETE FROM pgqueue.job_dead WHERE id = %s RETURNING *) INSERT INTO pgqueue.job "
+        "(id, enqueued_at, state, task, worker_id, claim, started_at) "
+        "SELECT id, enqueued_at, 'running', task, 1, 1, now() FROM gone",
+        [late],
+    )
+    refuse(app, "job_available", refused)
+    begun = pgqueue.bulk(app, "retry", state="failed")
+    made = runner.take(app, "test", begun.id)
+    assert made is not None
+    if not named:
+        usual = statements.text
+        monkeypatch.setattr(
+            steps, "text", lambda name, schema: NAMELESS if name == "bulk_pass" else usual(name, schema)
+        )
+    told: list[int] = []
+    name = {"before the question": "bulk_first", "before the step": "bulk_retry", "before it is left out": "bulk_pass"}
+    awaited = NAMELESS if name[comes] == "bulk_pass" and not named else statements.text(name[comes], "pgqueue")
+    failed = False
+    while made.open:
+        step = made.step()
+        alone = name[comes] == "bulk_first" or step.params["only"] == refused
+        if not failed and step.sql == awaited and alone:
+            app.execute(FAIL.encode())
+            failed = True
+        try:
+            left_out = made.stepped(drivers.run(app, step))
+        except psycopg.Error as error:
+            assert made.refused(error)
+        else:
+            told += [] if left_out is None else [left_out]
+    assert failed
+    done = pgqueue.get_bulk(app, begun.id)
+    if not named and comes == "before it is left out":
+        assert told == [late, refused] and done.ids["refused"] == (late, refused), "the job that was never tried"
+        return
+    assert told == [refused]
+    assert done.ids == {"retried": (before, late, behind), "refused": (refused,)} and done.left_out == 1
+
+
+@pytest.mark.promise("F85")
+@pytest.mark.parametrize("looks", [True, False], ids=["looks again", "naive"])
+@pytest.mark.parametrize("becomes", ["another queue", "another task", "the same"])
+@pytest.mark.parametrize(("action", "state"), [("cancel", "cancelled"), ("reschedule", "scheduled")])
+def test_a_job_that_is_replaced_meanwhile_has_to_fit_again(
+    action: str, state: str, becomes: str, looks: bool, dsn: str, app: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The enqueue that replaces it has it locked, and keeps its id. The naive version locks by id and state."""
+    task, other_task = pgqueue.remote("bulk.task"), pgqueue.remote("other.task")
+    kept = pgqueue.Unique("u", on_duplicate="replace")
+    job = task.using(unique=kept, queue="mail").enqueue(app)
+    more: dict[str, Any] = {"at": LATER} if action == "reschedule" else {}
+    begun = pgqueue.bulk(app, action, queue="mail", task="bulk.task", **more)
+    if not looks:
+        usual, by_id = statements.text, "pgqueue.bulk_lock(ARRAY(SELECT id FROM fitting), mine.states)"
+        locks = "pgqueue.bulk_lock(mine.id, ARRAY(SELECT id FROM fitting))"
+        monkeypatch.setattr(steps, "text", lambda name, schema: usual(name, schema).replace(locks, by_id))
+    with psycopg.connect(dsn) as conn:
+        asked = other_task if becomes == "another task" else task
+        put_in = asked.using(unique=kept, queue="sms" if becomes == "another queue" else "mail").enqueue(conn)
+        assert put_in.replaced and put_in.id == job.id
+        made = runner.take(app, "test", begun.id)
+        assert made is not None
+        runner.step(app, made)
+        assert pgqueue.get_bulk(app, begun.id).counts == {"locked": 1}
+        conn.commit()
+    done = finish(app, begun.id)
+    if looks and becomes != "the same":
+        assert done.counts == {"moved": 1} and states(app) == {"available": 1}
+    else:
+        assert done.changed == 1 and states(app) == {state: 1}
+
+
+@pytest.mark.promise("F85")
+@pytest.mark.parametrize("action", ["retry", "discard"])
+def test_a_job_that_has_ended_anew_is_not_as_old_as_it_was(action: str, dsn: str, app: Conn) -> None:
+    [job] = put(app, 1, more="finished_at = now() - interval '3 hours'")
+    begun = pgqueue.bulk(app, action, state="failed", older_than="2h")
+    with psycopg.connect(dsn) as other:
+        other.execute(
+            "WITH gone AS (DELETE FROM pgqueue.job_dead RETURNING *) INSERT INTO pgqueue.job "
+            "(id, enqueued_at, state, task, finished_at, reason, bin) "
+            "SELECT id, enqueued_at, state, task, now(), reason, 0 FROM gone"
+        )
+        made = runner.take(app, "test", begun.id)
+        assert made is not None
+        runner.step(app, made)
+        other.commit()
+    done = finish(app, begun.id)
+    assert done.counts == {"moved": 1} and done.ids["moved"] == (job,) and states(app) == {"failed": 1}
+
+
 # Leases, fences, stops ------------------------------------------------------------------------------------------------
 
 
@@ -317,8 +437,12 @@ def expire(app: Conn) -> None:
     app.execute("UPDATE pgqueue.bulk SET leased_until = pgqueue.now()")
 
 
-NAIVE = statements.text("bulk_pass", "pgqueue").replace("b.fence = %(fence)s::bigint", "%(fence)s::bigint IS NOT NULL")
-"""Without the fence."""
+NAMELESS = statements.text("bulk_pass", "pgqueue").replace(
+    "f.id = coalesce(%(only)s::bigint, f.id)", "%(only)s::bigint IS NOT NULL"
+)
+"""Without the name of the job: the first one is left out."""
+NAIVE = NAMELESS.replace("b.fence = %(fence)s::bigint", "%(fence)s::bigint IS NOT NULL")
+"""And without the fence."""
 
 
 @pytest.mark.promise("F87")
@@ -332,7 +456,9 @@ def test_a_suspended_process_changes_nothing_afterwards(
     begun = pgqueue.bulk(app, "cancel", state="available")
     suspended = runner.take(app, "suspended", begun.id)
     assert suspended is not None and runner.take(app, "other", begun.id) is None
-    suspended.refused(psycopg.errors.CheckViolation("refused"))
+    assert suspended.refused(psycopg.errors.CheckViolation("refused"))
+    runner.step(app, suspended)  # which job that was
+    assert suspended.refused(psycopg.errors.CheckViolation("refused"))
     stale = suspended.step()
     expire(app)
     other = runner.take(app, "other", begun.id)
@@ -381,6 +507,36 @@ def test_while_one_process_has_it_no_other_takes_it_and_afterwards_at_once(app: 
     assert runner.take(app, "two") is None  # before its time
     app.execute("UPDATE pgqueue.bulk SET next_at = pgqueue.now()")
     assert runner.take(app, "two") is not None
+
+
+@pytest.mark.promise("F87")
+@pytest.mark.parametrize("pace", [None, 4.0, 0.01])
+@pytest.mark.parametrize("stepped", [3_600, 86_400 * 365])
+def test_an_operation_goes_on_after_the_clock_was_set_back(
+    stepped: float, pace: float | None, app: Conn, eyes: Eyes
+) -> None:
+    """Its times are of a clock that was ahead. The naive version waits until the true time has come up to them."""
+    put(app, 12, "available")
+    step_clock(eyes, stepped)
+    begun = pgqueue.bulk(app, "cancel", state="available", pace=pace)
+    made = runner.take(app, "one", begun.id)
+    assert made is not None
+    if pace is not None:
+        runner.step(app, made)
+        assert made.pause > 0.0
+    step_clock(eyes, 0.0)
+    assert drivers.run(app, steps.due("pgqueue", "two")) <= 0.0  # type: ignore[operator]
+    taken = runner.take(app, "two", begun.id)
+    assert taken is not None
+    runner.step(app, made)
+    assert not made.open, "the process that had it changes nothing more"
+    runner.step(app, taken)
+    n = {None: 12, 4.0: 8, 0.01: 2}[pace]
+    assert pgqueue.get_bulk(app, begun.id).counts == {"cancelled": n}
+    if pace is not None:  # and its times are believed again
+        left = drivers.run(app, steps.due("pgqueue", "two"))
+        assert left is not None and 0.0 < left <= taken.pause and runner.take(app, "two", begun.id) is None
+        assert runner.take(app, "three", begun.id) is None
 
 
 @pytest.mark.promise("F87")
