@@ -935,11 +935,13 @@ seen AS MATERIALIZED (
 )
 
 -- name: cancel_asked
--- Cancel the jobs of `asked`: `cancelled` are those that waited, `requested` those whose workers are asked to stop them.
+-- Cancel the jobs of `asked`: `cancelled` are those that waited, `requested` those whose workers are asked to stop them. Only those of the
+-- queue and the task that `meant` has (NULL: of any).
 {{seen_waiting}}, gone AS MATERIALIZED (
-    -- It reads later than `seen`: it may find a job that was just moving, or ran.
-    SELECT state, {{job}}, {{attempts}}, holds
-    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
+    -- It reads later than `seen`: it may find a job that was just moving, or ran, or has got another queue or task.
+    SELECT t.state, {{job}}, {{attempts}}, holds
+    FROM meant CROSS JOIN LATERAL pgqueue.take_waiting(
+        ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id), meant.only_queue, meant.only_task) AS t
 ), happened AS MATERIALIZED (
     SELECT queue, task, 'cancelled' AS what FROM gone
 ), counted AS (

@@ -6,6 +6,11 @@ caller's transaction, on any connection, and with its COMMIT or not at all. Neve
 A job may change its state while a statement looks for it: it may be promoted, claimed or completed. If a statement
 finds no row, the job may exist all the same. A generator (`cancelling`, `rescheduling` …) therefore sends the
 statement again, in a new snapshot, for the jobs that were just changing.
+
+A job keeps its id when an enqueue with `on_duplicate="replace"` gives it another queue or task. Its time of end is
+another one after it was retried and has ended anew. Both may happen after a filter has found the job, while the
+statement waits for it, or while `pgqueue cancel` asks a person. So the statement gets the filter's queue, task and age,
+and compares them with the row that it has locked.
 """
 
 from __future__ import annotations
@@ -66,7 +71,7 @@ class Answer:
     - `over`: it has ended; a retry runs it again.
 
     After each of them:
-    - `missing`: no job has this id.
+    - `missing`: no job has this id, or a filter has found it, and it does not fit any more.
     """
 
     id: int
@@ -87,6 +92,12 @@ class By:
         """The parameters of a statement that writes the record."""
         target = {} if self.asked is None else self.asked.named()
         return {"actor": actor_of(self.actor), "target": json.dumps(target)}
+
+    def meant(self) -> dict[str, object]:
+        """What a job has to be when it is locked: an enqueue may have given it another queue or task since it was
+        found."""
+        asked = self.asked
+        return {"queue": None, "task": None} if asked is None else {"queue": asked.queue, "task": asked.task}
 
 
 Judge = Callable[[int, str | None, Any], Answer | None]
@@ -404,9 +415,8 @@ def cancelling(ids: Iterable[int], reason: str, by: By) -> Steps[list[Answer]]:
             return Answer(id, "requested", state)
         return None if state in WAITING else Answer(id, "missing" if state is None else "ended", state)
 
-    return _settling(
-        "actions_cancel", ids, by.params() | {"reason": checked_reason(reason), "notify": client()[1]}, judge
-    )
+    params = by.params() | by.meant() | {"reason": checked_reason(reason), "notify": client()[1]}
+    return _settling("actions_cancel", ids, params, judge)
 
 
 def retrying(ids: Iterable[int], again: bool, by: By, *, one_transaction: bool = False) -> Steps[list[Answer]]:
@@ -443,7 +453,8 @@ def discarding(ids: Iterable[int], by: By) -> Steps[list[Answer]]:
             return Answer(id, "alive", state)
         return Answer(id, "missing", None) if state is None else None
 
-    return _settling("actions_discard", ids, by.params(), judge)
+    older = None if by.asked is None else by.asked.older_than
+    return _settling("actions_discard", ids, by.params() | {"older": older}, judge)
 
 
 def rescheduling(ids: Iterable[int], at: datetime, by: By) -> Steps[list[Answer]]:

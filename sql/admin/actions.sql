@@ -5,9 +5,17 @@
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
 -- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.
 -- Waits for transactions that have a row just now, in the order of ids, whatever partition these are in; locks no running row. A sweep
--- hears of keys that were held.
-WITH asked AS MATERIALIZED (
-    SELECT id FROM unnest(%(ids)s::text::bigint[]) AS id
+-- hears of keys that were held. If a filter has chosen the jobs by `queue` or `task` (NULL: it has not), a job that has another one by now is
+-- left alone, as if it were in no state.
+WITH meant AS MATERIALIZED (
+    SELECT %(queue)s::text AS only_queue, %(task)s::text AS only_task
+), fitting AS MATERIALIZED (
+    SELECT j.id FROM meant CROSS JOIN LATERAL pgqueue.job_rows(
+        CASE WHEN only_queue IS NULL AND only_task IS NULL THEN '{}' ELSE %(ids)s::text::bigint[] END) AS j
+    WHERE (only_queue IS NULL OR j.queue = only_queue) AND (only_task IS NULL OR j.task = only_task)
+), asked AS MATERIALIZED (
+    SELECT named.id FROM meant CROSS JOIN unnest(%(ids)s::text::bigint[]) AS named (id)
+    WHERE only_queue IS NULL AND only_task IS NULL OR named.id IN (SELECT id FROM fitting)
 ), {{cancel_asked}}, recorded AS (
     INSERT INTO pgqueue.audit (actor, action, target, jobs, count, details)
     SELECT {{actor}}, 'cancel', %(target)s::text::jsonb, changed.ids, cardinality(changed.ids), jsonb_build_object('reason', %(reason)s::text)
@@ -15,10 +23,11 @@ WITH asked AS MATERIALIZED (
           FROM (SELECT id FROM cancelled UNION ALL SELECT job_id FROM requested) AS job) AS changed
     WHERE changed.ids IS NOT NULL
 )
-SELECT asked.id, coalesce(gone.state, seen.state), cancelled.id IS NOT NULL, NULL::bigint,
+SELECT named.id, coalesce(gone.state, seen.state), cancelled.id IS NOT NULL, NULL::bigint,
        (SELECT count(done) FROM told) + (SELECT count(done) FROM heard)
-FROM asked LEFT JOIN seen ON seen.id = asked.id LEFT JOIN gone ON gone.id = asked.id LEFT JOIN cancelled ON cancelled.id = asked.id
-ORDER BY asked.id;
+FROM unnest(%(ids)s::text::bigint[]) AS named (id)
+LEFT JOIN seen ON seen.id = named.id LEFT JOIN gone ON gone.id = named.id LEFT JOIN cancelled ON cancelled.id = named.id
+ORDER BY named.id;
 
 -- name: actions_retry
 -- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
@@ -77,8 +86,13 @@ FROM pgqueue.lock_keys(ARRAY(SELECT json_array_elements_text(%(keys)s::text::jso
 -- If an id stands twice, both rows go; if one of them lives, none.
 -- A key that still holds goes on answering: its hash is kept until it expires. Other keys of the jobs go.
 -- Locks the jobs in the order of their ids, then the keys in theirs, as a retry does. Waits for transactions that have one of them just now.
-WITH seen AS MATERIALIZED (
+-- If a filter has chosen jobs that ended more than `older` seconds ago (NULL: it has not), one that has ended anew is left alone, as if it
+-- were in no state.
+WITH locked AS MATERIALIZED (
     SELECT * FROM pgqueue.lock_ended(%(ids)s::text::bigint[], '{completed,skipped,failed,cancelled}')
+), seen AS MATERIALIZED (
+    SELECT l.id, l.state, l.locked FROM locked AS l
+    WHERE %(older)s::float8 IS NULL OR NOT l.locked OR l.finished_at < (SELECT pgqueue.now()) - make_interval(secs => %(older)s::float8)
 ), done AS MATERIALIZED (
     SELECT d.id, d.discarded FROM pgqueue.discard_ended(ARRAY(SELECT DISTINCT id FROM seen WHERE locked ORDER BY id)) AS d
 ), found AS MATERIALIZED (

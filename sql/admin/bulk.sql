@@ -102,7 +102,9 @@ WHERE b.id = %(bulk)s::bigint AND b.fence = %(fence)s::bigint RETURNING b.id;
 
 -- name: bulk_cancel
 -- A step of a cancel: a row with the number of steps, whether all is done, the seconds until the next one, and how many jobs fitted.
-WITH {{bulk_picked}}, {{bulk_asked}}, {{cancel_asked}}, judged AS MATERIALIZED (
+WITH {{bulk_picked}}, {{bulk_asked}}, meant AS MATERIALIZED (
+    SELECT NULL::text AS only_queue, NULL::text AS only_task  -- compared when the jobs were locked
+), {{cancel_asked}}, judged AS MATERIALIZED (
     SELECT f.id, CASE WHEN f.id IN (SELECT id FROM cancelled) THEN 'cancelled' WHEN f.id IN (SELECT job_id FROM requested) THEN 'requested'
                       ELSE {{bulk_left}} END AS did
     FROM fitting AS f

@@ -69,7 +69,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
     pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint[], text[]),
     pgqueue.bulk_lock(bigint, bigint[]),
-    pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]),
+    pgqueue.take_waiting(bigint[], timestamptz[]), pgqueue.take_waiting(bigint[], timestamptz[], text, text), pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]),
     pgqueue.bulk_discard(bigint, bigint[]),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
     pgqueue.advance_sequences(boolean), pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text),

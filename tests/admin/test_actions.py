@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from commands import items
 from commands import pgqueue as command
-from workers import Eyes, Taker, until, work
+from workers import Eyes, Taker, until, wait_until, work
 
 import pgqueue
 from pgqueue.admin import actions, filters
@@ -992,3 +992,64 @@ def test_the_commands_take_the_oldest_so_many(dsn: str, eyes: Eyes) -> None:
     assert command("retry", "--state", "cancelled", "--limit", "1", "--yes", dsn=dsn).stdout == "1 retried\n"
     for wrong in (["--limit", "4"], ["1", "--limit", "4"], ["--task", "t", "--limit", "0"]):
         assert command("cancel", *wrong, "--yes", dsn=dsn).returncode == 2
+
+
+REPLACED = {
+    "another queue": ("sms", "operate.kept"),
+    "another task": ("mail", "operate.other"),
+    "the same": ("mail", "operate.kept"),
+}
+
+
+@pytest.mark.promise("F25")
+@pytest.mark.parametrize("compares", [True, False], ids=["compares", "naive"])
+@pytest.mark.parametrize("becomes", REPLACED)
+def test_a_cancel_by_filter_leaves_a_job_that_became_another_one(
+    becomes: str, compares: bool, dsn: str, conn: Conn, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the enqueue that replaces the job, which keeps its id. The naive version goes by that alone."""
+    if not compares:
+        monkeypatch.setattr(actions.By, "meant", lambda self: {"queue": None, "task": None})
+    kept = pgqueue.Unique("u", on_duplicate="replace")
+    queue, name = REPLACED[becomes]
+    with psycopg.connect(dsn, autocommit=True) as app:
+        job = pgqueue.remote("operate.kept").using(unique=kept, queue="mail").enqueue(app)
+        other = pgqueue.remote("operate.kept").using(queue="mail").enqueue(app)
+    with psycopg.connect(dsn) as app, ThreadPoolExecutor() as threads:
+        assert pgqueue.remote(name).using(unique=kept, queue=queue).enqueue(app).id == job.id
+        cancelled = threads.submit(lambda: pgqueue.cancel(conn, queue="mail", task="operate.kept"))
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 1)
+        app.commit()
+        found = [(answer.id, answer.did) for answer in cancelled.result(10)]
+    conn.commit()
+    left = compares and becomes != "the same"
+    assert found == [(job.id, "missing" if left else "cancelled"), (other.id, "cancelled")]
+    assert pgqueue.get(conn, job.id).state == ("available" if left else "cancelled")
+    [record] = pgqueue.audit(conn)
+    assert record.jobs == ((other.id,) if left else (job.id, other.id))
+    assert [answer.did for answer in pgqueue.cancel(conn, job.id)] == ["cancelled" if left else "ended"]
+
+
+@pytest.mark.promise("F68")
+@pytest.mark.parametrize("ended", ["2 s", "5 h", "1 h"])
+def test_a_discard_by_age_leaves_a_job_that_has_ended_anew(ended: str, dsn: str, conn: Conn, eyes: Eyes) -> None:
+    """It waits for a transaction that has the job."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (state, task, finished_at, bin) "
+        "SELECT 'completed', 't', now() - interval '5 h', 0 FROM generate_series(1, 2)"
+    )
+    anew = (
+        "WITH gone AS (DELETE FROM pgqueue.job_done WHERE id = 1 RETURNING id, enqueued_at) "
+        "INSERT INTO pgqueue.job (id, enqueued_at, state, task, finished_at, bin) "
+        "SELECT id, enqueued_at, 'completed', 't', now() - %s::interval, 0 FROM gone"
+    )
+    with psycopg.connect(dsn) as app, ThreadPoolExecutor() as threads:
+        app.execute(anew, [ended])
+        discarded = threads.submit(lambda: pgqueue.discard(conn, task="t", older_than=timedelta(hours=2)))
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 1)
+        app.commit()
+        found = [(answer.id, answer.did) for answer in discarded.result(10)]
+    conn.commit()
+    old = ended == "5 h"
+    assert found == [(1, "discarded" if old else "missing"), (2, "discarded")]
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_done") == (0 if old else 1)
