@@ -31,6 +31,7 @@ from pgqueue.errors import Error, InvalidOption, JobNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import aware
 from pgqueue.options import checks_options
+from pgqueue.plain_text import plural
 
 BATCH = 1_000
 """Jobs per statement. If each statement is a transaction, no other session waits long for a row."""
@@ -520,10 +521,11 @@ def _found(answers: list[Answer], asked: Filter | None) -> list[Answer]:
     retention a moment later: that is no error."""
     missing = [answer.id for answer in answers if answer.did == "missing"]
     if missing and asked is None:
+        others = plural(len(answers) - len(missing), "other was", "others were")
         raise JobNotFound(
             f"no job {_listed(missing)}: unknown id, its transaction is open or was rolled back, removed by retention, "
             "or younger than this transaction's snapshot (REPEATABLE READ). "
-            f"{len(answers) - len(missing)} others were dealt with and take effect if you commit",
+            f"{others} dealt with, to take effect if you commit",
             job_id=missing[0],
         )
     return answers

@@ -385,6 +385,7 @@ def since(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
 
 
 def _undeclared(each: limits.Undeclared) -> Finding:
-    what = f"{each.waiting:,} jobs wait for {each.kind} {each.name}, which no worker has declared"
+    jobs = plural(each.waiting, "job waits", "jobs wait")
+    what = f"{jobs} for {each.kind} {each.name}, which no worker has declared"
     todo = "deploy the code that declares it, or correct its name"
     return Finding("undeclared", WARNING, what, todo, f"docs/{each.kind}s.md")

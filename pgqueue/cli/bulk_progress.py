@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     import psycopg
@@ -37,8 +37,9 @@ class Progress:
         """Write how far the operation is."""
         if not sys.stderr.isatty():
             return
-        of = "" if self._expected is None else f" of {self._expected}"
-        line = f"operation {found.id}: {sum(found.counts.values()):,}{of} jobs; {_counts(found)}"[:79]
+        done = sum(found.counts.values())
+        jobs = plural(done, "job", "jobs") if self._expected is None else f"{done:,} of {self._expected} jobs"
+        line = f"operation {found.id}: {jobs}; {_counts(found)}"[:79]
         click.echo(f"\r{line:<{self._shown}}", err=True, nl=False)
         self._shown = len(line)
 

@@ -13,7 +13,7 @@ from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO, No
 from pgqueue.cli.json_document import document
 from pgqueue.cli.tables import span
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.actions import Answer, By
@@ -114,7 +114,7 @@ def _summary(answers: Sequence[Answer]) -> str:
 
 
 def _jobs(count: int) -> str:
-    return f"{count:,} job{'s' * (count != 1)}"
+    return plural(count, "job", "jobs")
 
 
 def _of(chosen: Chosen) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from pgqueue.admin.depth import Count, QueueInfo
 from pgqueue.cli.tables import columns_of, fitting, short, span, table, width
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 QUEUES_MOST = 40
 PAUSES_MOST = 20
@@ -41,7 +41,7 @@ def queue_table(queues: Sequence[QueueInfo], here: Mapping[str, int] | None = No
     heads += [] if here is None else ["HERE"]
     yield from table(heads, rows, right="AVAILABLE SCHEDULED BLOCKED RUNNING OLDEST STUCK WORKERS HERE", gives="QUEUE")
     if rest:
-        yield f"… and {rest} more queues; --json prints all"
+        yield f"… and {plural(rest, 'more queue', 'more queues')}; --json prints all"
 
 
 def counted(queues: Sequence[QueueInfo], now: datetime | None = None) -> Iterator[str]:
@@ -59,7 +59,7 @@ def pauses(found: Iterable[tuple[str, str, datetime | None, str | None]]) -> Ite
     for what, name, since, by in shown:
         yield paused_line(f"PAUSED {what} {plain(name)}", since, by, now)
     if rest:
-        yield f"… and {rest} more pauses; --json prints all"
+        yield f"… and {plural(rest, 'more pause', 'more pauses')}; --json prints all"
 
 
 def paused_line(start: str, since: datetime | None, by: str | None, now: datetime) -> str:

@@ -30,6 +30,7 @@ from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
 from pgqueue.database.backoff import Backoff
+from pgqueue.plain_text import plural
 from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.liveness.watchdog import Watchdog
 from pgqueue.worker.worker import Worker
@@ -129,7 +130,8 @@ async def _serve(
     log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
     left = await worker.stop(grace)
     if left:
-        log.error("%d jobs were still running after %g s and are given back", left, grace)
+        jobs, are = plural(left, "job was", "jobs were"), "is" if left == 1 else "are"
+        log.error("%s still running after %g s and %s given back", jobs, grace, are)
         if worker_end is not None:
             worker_end.count()
         return DEADLINE

@@ -37,6 +37,7 @@ from pgqueue.jobs.round_trip import difference
 from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
 from pgqueue.options import OPTION_WORDS
+from pgqueue.plain_text import plural
 
 _EMPTY = frozenset(("{}", b"{}"))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not a backslash that is followed by these letters
@@ -238,7 +239,9 @@ class Codec:
 
     def _bind_list(self, given: dict[str, Any], args: tuple[Any, ...]) -> None:
         if self._list is None:
-            raise self._refused(f"given {len(args)} positional arguments; {self._takes()}")
+            raise self._refused(
+                f"given {plural(len(args), 'positional argument', 'positional arguments')}; {self._takes()}"
+            )
         given[self._list] = list(args[len(self._positional) :])
 
     def _check_names(self, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -> None:

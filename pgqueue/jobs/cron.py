@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.options import names_options
+from pgqueue.plain_text import plural
 
 CatchUp = Literal["latest", "all", "none"]
 CATCH_UP = ("latest", "all", "none")
@@ -296,8 +297,8 @@ def _check_fields(expr: str, zone: tzinfo) -> None:
     fields = expr.split()
     if len(fields) not in (5, 6):
         raise InvalidOption(
-            f"cron {expr!r}: {len(fields)} fields; use 5 (minute, hour, day-of-month, month, day-of-week), or "
-            "6 with the second first"
+            f"cron {expr!r}: {plural(len(fields), 'field', 'fields')}; use 5 (minute, hour, day-of-month, month, "
+            "day-of-week), or 6 with the second first"
         )
     try:
         CronSim(expr, _EPOCH.astimezone(zone))

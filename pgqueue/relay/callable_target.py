@@ -31,6 +31,7 @@ from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.staged import check_format, job_of
 from pgqueue.options import names_options
+from pgqueue.plain_text import plural
 from pgqueue.relay.source import Refusal, Source, StagedRow
 from pgqueue.relay.target import Delivery
 
@@ -207,7 +208,7 @@ class CallableSession:
         if monotonic() < self._log_at:
             self._errors += 1
             return
-        more = f" ({self._errors} more errors since the last line)" if self._errors else ""
+        more = f" ({plural(self._errors, 'more error', 'more errors')} since the last line)" if self._errors else ""
         self._log_at, self._errors = monotonic() + LOG_SECONDS, 0
         log.warning(
             "staged job %d (%s) could not be delivered and is tried again: %s: %s%s",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from pgqueue.plain_text import plural
 from pgqueue.supervisor.fleet import Fleet, State
 from pgqueue.supervisor.process import Process
 from pgqueue.worker.liveness.memory import rss
@@ -65,7 +66,7 @@ class Recycling:
         if process.vitals["lost"]:
             self._fleet.unfit(child.number, "a handler in it did not stop at its timeout")
         elif most is not None and process.vitals["ended"] >= most:
-            self._fleet.unfit(child.number, f"it has run {most} jobs")
+            self._fleet.unfit(child.number, f"it has run {plural(most, 'job', 'jobs')}")
         return bool(child.unfit)
 
     def _weigh(self, process: Process) -> None:

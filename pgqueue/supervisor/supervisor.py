@@ -20,6 +20,7 @@ from typing import Any
 from pgqueue import early_signals
 from pgqueue.database.backoff import wait, within
 from pgqueue.jobs.totals import Numbers
+from pgqueue.plain_text import plural
 from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
 from pgqueue.supervisor.open_orders import OpenOrders
 from pgqueue.supervisor.orders import Order, SupervisorStatus
@@ -162,7 +163,7 @@ class Supervisor:
 
     def _scale(self, size: int, why: str) -> None:
         if size >= 1:
-            log.info("%s: from now on %d processes", why, size)
+            log.info("%s: from now on %s", why, plural(size, "process", "processes"))
             self.fleet.scale(size)
             self._place()
             self._wake.set()
@@ -219,7 +220,8 @@ class Supervisor:
             case Work():
                 process.pipe.say("work")
             case Quiet(child, why):
-                log.info("%s: takes no more jobs (%s); %d run in it", process, why, child.busy)
+                busy = plural(child.busy, "runs", "run")
+                log.info("%s: takes no more jobs (%s); %s in it", process, why, busy)
                 process.pipe.say("quiet")
             case End(_, why):
                 log.info("%s: is ended before it took a job (%s)", process, why)
@@ -369,7 +371,8 @@ class Supervisor:
     def _kill_all(self) -> None:
         for process in self._processes.values():
             if process.code is None:
-                log.warning("%s: is killed, %d jobs run in it", process, process.child.busy)
+                busy = plural(process.child.busy, "job runs", "jobs run")
+                log.warning("%s: is killed, %s in it", process, busy)
                 process.kill()
 
     async def _leave(self) -> None:
@@ -383,14 +386,13 @@ class Supervisor:
         if not self._ready and fleet.active >= fleet.size:
             self._ready = True
             self._systemd.ready()
-            log.info("ready: %d worker processes", fleet.active)
+            log.info("ready: %s", plural(fleet.active, "worker process", "worker processes"))
         if self._reloading and not fleet.restarting and (fleet.problem or fleet.in_effect(fleet.current)):
             self._reloading = False
             self._systemd.ready()
             if not fleet.problem:
-                log.info(
-                    "the restart is through: %d new processes work, the old ones finish what they run", fleet.active
-                )
+                new = plural(fleet.active, "new process works", "new processes work")
+                log.info("the restart is through: %s, the old ones finish what they run", new)
         self._systemd.alive()
         title = supervisor_title(fleet.active, fleet.size, self._state())
         self._systemd.status(title.removeprefix("pgqueue: "))

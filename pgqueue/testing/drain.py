@@ -36,6 +36,7 @@ from pgqueue.jobs.outcomes import (
     Snooze,
     given,
 )
+from pgqueue.plain_text import plural
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.handlers import Ran
 from pgqueue.testing.steps import Call, Command, Steps, aplay, play
@@ -164,7 +165,8 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
         turned = False
         try:
             if account.attempts() >= most:
-                raise Error(f"drain ran {most:,} attempts and there is more to do: does {job.task} enqueue itself?")
+                ran = plural(most, "attempt", "attempts")
+                raise Error(f"drain ran {ran} and there is more to do: does {job.task} enqueue itself?")
             yield from _commit(alone)
             outcome, error = yield from _attempt(job, worker_id, alone)
             account.add(job, outcome, error)

@@ -14,6 +14,7 @@ from time import time
 from typing import Any
 
 from pgqueue.jobs.actors import acting
+from pgqueue.plain_text import plural
 from pgqueue.web.access import NOBODY, OPERATOR, READER, Rights, Visitor, refused_open, rights_of
 from pgqueue.web.login_limit import LoginLimit
 from pgqueue.web.problems import Problem
@@ -98,7 +99,9 @@ class Gate:
     def _tried(self, secrets: Secrets, given: str, address: str) -> str | None:
         wait = self.limit.wait(address)
         if wait:
-            raise Problem(429, "Too many wrong secrets", f"Try again in {wait:.0f} seconds.", wait)
+            raise Problem(
+                429, "Too many wrong secrets", f"Try again in {plural(round(wait), 'second', 'seconds')}.", wait
+            )
         role = secrets.role_of(given)
         if role is None:
             self.limit.wrong(address)

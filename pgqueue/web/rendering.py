@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from pgqueue.admin.depth import Count
 from pgqueue.admin.why.reasons import lasting
+from pgqueue.plain_text import plural
 from pgqueue.web.pages.job import folded
 
 HERE = Path(__file__).parent
@@ -99,7 +100,9 @@ def _environment() -> Environment:
         "iso": lambda at: at.astimezone(UTC).isoformat(timespec="milliseconds"),
         "json_text": lambda value: json.dumps(value, default=_plain, ensure_ascii=False, indent=2),
         "lasting": lambda seconds: "" if seconds is None else lasting(seconds),
+        "jobs": lambda value, one, more: plural(value["n"], one, more, _count(value)),
         "number": lambda value: "" if value is None else f"{value:,}",
+        "plural": plural,
         "query": urlencode,
         "short": lambda value: "" if value is None else f"{value:,.10g}",
         "utc": lambda at: f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",

@@ -22,6 +22,7 @@ from time import monotonic
 from pgqueue.jobs.job import STARTED, Job, fields
 from pgqueue.jobs.keys import RATE
 from pgqueue.jobs.outcomes import RELEASED, Outcome, interrupted
+from pgqueue.plain_text import plural
 from pgqueue.worker.capacity import Capacity
 from pgqueue.worker.concurrency.chains import LONGEST_SECONDS, Chain, Chains
 from pgqueue.worker.neighbours import Neighbours
@@ -54,7 +55,8 @@ class HeldJobs:
         before others."""
         services, state = self._services, self._state
         if jobs and state.claims.void(jobs[0].claim):
-            log.warning("%d jobs of a claim from before this worker was taken for dead are left to others", len(jobs))
+            left = plural(len(jobs), "job is left", "jobs are left")
+            log.warning("%s to others: of a claim from before this worker was taken for dead", left)
             jobs = []
         if not state.held.keys().isdisjoint([job.id for job in jobs]):
             jobs = [job for job in jobs if job.id not in state.held or self._starts_anew(state.held[job.id], job)]

@@ -201,7 +201,7 @@ def test_each_id_has_its_answer_in_order(conn: Conn, eyes: Eyes) -> None:
 
 def test_an_id_without_a_job_is_an_error_after_the_others_were_dealt_with(conn: Conn, eyes: Eyes) -> None:
     job = put(eyes, "available")
-    with pytest.raises(pgqueue.JobNotFound, match=r"no job 4711: .*1 others were dealt with") as missing:
+    with pytest.raises(pgqueue.JobNotFound, match=r"no job 4711: .*1 other was dealt with") as missing:
         pgqueue.cancel(conn, 4711, job)
     assert missing.value.job_id == 4711
     assert pgqueue.get(conn, job).state == "cancelled"

@@ -28,7 +28,7 @@ def test_once_delivers_and_says_what(app_dsn: str, dsn: str, sides: Sides) -> No
     [row] = items(pgqueue("relay", "--from", app_dsn, "--list-refused", "--json"))
     assert (row["id"], row["task"]) == (3, "two words")
     sides.app.execute("UPDATE pgqueue.outbox_refused SET task = 't', args = '{\"x\": \"c\"}'")
-    assert pgqueue("relay", "--from", app_dsn, "--retry-refused").stdout == "1 rows are tried again\n"
+    assert pgqueue("relay", "--from", app_dsn, "--retry-refused").stdout == "1 row is tried again\n"
     assert pgqueue("relay", "--from", app_dsn, "--once", dsn=dsn).stdout.endswith(": 1 delivered, 0 refused\n")
     assert sides.delivered() == ["a", "b", "c"]
     assert pgqueue("relay", "--from", app_dsn, "--list-refused").stdout == "No row is refused.\n"

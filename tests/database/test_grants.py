@@ -187,7 +187,7 @@ def test_a_working_role_rescues_the_jobs_of_a_killed_worker(role: Role, dsn: str
         with working("tasks", "--lease", "1s", dsn=mine, cwd=tmp_path) as second:
             second.says("ready")
             first.process.kill()
-            second.says("gave no sign of life: 1 of its jobs were given back")
+            second.says("gave no sign of life: 1 of its jobs was given back")
             until(conn, "SELECT count(*) = 1 FROM pgqueue.job WHERE state = 'completed'")
             assert "permission denied" not in second.output
 

@@ -75,7 +75,7 @@ def test_the_first_tick_after_a_moment_is_later_than_it(expr: str, after: str, e
         (", * * * *", ["minute", "','"]),
         ("0 0 31 2 *", ["day-of-month", "'31'", "month '2'"]),
         ("* * * *", ["4 fields", "5 (minute"]),
-        ("@daily", ["1 fields"]),
+        ("@daily", ["1 field"]),
         ("", ["5 or 6 fields"]),
         ("* " * 300, ["5 or 6 fields"]),
     ],

@@ -16,6 +16,7 @@ from supervised import TASKS, Flow, Sampler, gone, put, supervised
 from workers import Eyes, wait_until
 
 from pgqueue.database import migrations
+from pgqueue.plain_text import plural
 
 ATTEMPTS = "SELECT job_id, attempt, outcome FROM pgqueue.attempt ORDER BY finished_at, job_id"
 
@@ -325,8 +326,8 @@ def test_signals_in_the_first_moment_are_orders(
     tmp_path: Path, dsn: str, names: tuple[str, ...], size: int, says: str
 ) -> None:
     with supervised(tmp_path, dsn, processes=size, ready=False, where=early(*names)) as one:
-        one.worker.says(f"{says}: from now on {3 - size} processes")
-        one.worker.says(f"ready: {3 - size} worker processes")
+        one.worker.says(f"{says}: from now on {plural(3 - size, 'process', 'processes')}")
+        one.worker.says(f"ready: {plural(3 - size, 'worker process', 'worker processes')}")
         one.signal(signal.SIGTERM)
         assert one.worker.ends() == 0
 
@@ -339,7 +340,7 @@ def test_a_supervisor_that_is_told_to_be_quiet_at_once_starts_nothing_before_a_r
     with supervised(tmp_path, dsn, processes=1, ready=False, where=early("USR1")) as one:
         one.worker.says("SIGUSR1: no more jobs are taken")
         one.signal(signal.SIGHUP)
-        one.worker.says("ready: 1 worker processes")
+        one.worker.says("ready: 1 worker process")
         assert one.counts("is started") == 1
 
 

@@ -203,11 +203,9 @@ def test_a_worker_with_the_name_and_the_pid_of_another_is_somebody_else(tmp_path
         assert events(tmp_path, "began")[1]["crashes"] == 1
         rows = eyes.all("SELECT host, pid, dead_at IS NULL, id > %s FROM pgqueue.worker ORDER BY id", first[0])
         assert rows == [("box", 1, False, False), ("box", 1, True, True), ("box", 1, True, True)]
-        wait_until(lambda: "were given back" in new.output + beside.output)  # it is said when it is done
+        wait_until(lambda: "was given back" in new.output + beside.output)  # it is said when it is done
         said = new.output + beside.output
-        assert (
-            said.count("were given back") == said.count(f"worker {first[0]} gave no sign of life: 1 of its jobs") == 1
-        )
+        assert said.count("was given back") == said.count(f"worker {first[0]} gave no sign of life: 1 of its jobs") == 1
         put(eyes, "quick", number=20)
         (tmp_path / "go").touch()
         wait_until(eyes.done(21))

@@ -53,7 +53,7 @@ async def test_the_outbox_of_the_queues_own_database_is_shown_without_reasons_th
     for redact, seen in ((None, False), ((), True)):
         async with reading(dsn, redact=redact) as browser:
             page = await browser.get("/outbox")
-            assert "2 staged jobs wait for a relay" in page.text and "1 were refused" in page.text
+            assert "2 staged jobs wait for a relay" in page.text and "1 was refused" in page.text
             assert "&lt;script&gt;" in page.text and "<script" not in without_our_script(page.text)
             listed = (await browser.get("/outbox", headers=JSON)).json()
             assert [each["reason"] for each in listed["refused"]] == ["no hunter2" if seen else HIDDEN]

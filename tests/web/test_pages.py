@@ -227,7 +227,6 @@ async def test_the_overview_asks_once_for_the_numbers_and_names_the_oldest_job(
         assert "/jobs?queue=mail&state=available" in shown.links
 
 
-@pytest.mark.promise("F162")
 async def test_where_no_error_is_counted_the_page_says_when_one_is(dsn: str) -> None:
     async with reading(dsn) as browser:
         for path in ("/errors", "/errors?queue=none"):

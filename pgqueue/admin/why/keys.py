@@ -15,6 +15,7 @@ from pgqueue.admin.queries import JobInfo
 from pgqueue.admin.why.reasons import Facts, Reason, counted, holders_of, lasting
 from pgqueue.database import shown
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
+from pgqueue.plain_text import plural
 
 
 def wanted(job: JobInfo, *, holds: bool) -> list[str]:
@@ -115,6 +116,6 @@ def _later(state: str) -> str:
 def _ordinal(place: int, whole: bool) -> str:
     """4th; from ~1,000 on, or if not all were looked at, behind at least so many."""
     if place > 1_000 or not whole:
-        return f"behind {counted(place - 1, whole)} others"
+        return f"behind {plural(place - 1, 'other', 'others', counted(place - 1, whole))}"
     ending = "th" if 10 < place % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
     return f"{place:,}{ending}"

@@ -23,6 +23,7 @@ from pgqueue.admin.why.reasons import (
     process_of,
 )
 from pgqueue.database import shown
+from pgqueue.plain_text import plural
 
 BEHIND_MOST = 1_000
 """Jobs before this one are counted up to this number."""
@@ -48,7 +49,7 @@ def lane(job: JobInfo, n: int, whole: bool, pace: float | None) -> list[Reason]:
     """The jobs of its queue that a claim takes before it; `pace`: how many start in a second."""
     if not n:
         return []
-    jobs = f"{counted(n, whole, BEHIND_MOST)} {'job' if n == 1 else 'jobs'}"
+    jobs = plural(n, "job", "jobs", counted(n, whole, BEHIND_MOST))
     text = f"{jobs} of queue {job.queue!r} {'comes' if n == 1 else 'come'} before it, by priority and age"
     exact = whole and n <= BEHIND_MOST
     details: dict[str, object] = {"jobs": min(n, BEHIND_MOST), "exact": exact, "queue": job.queue}
@@ -153,10 +154,12 @@ def _unserved(job: JobInfo, workers: Sequence[Facts]) -> Reason:
     quiet = [worker for worker in workers if worker["state"] not in _TAKES]
     silent = [worker for worker in workers if worker["state"] in _TAKES]
     if quiet:
-        text += f"; {len(quiet)} of its workers take no new jobs ({_processes(quiet)})"
+        takes = plural(len(quiet), "of its workers takes", "of its workers take")
+        text += f"; {takes} no new jobs ({_processes(quiet)})"
     if silent:
         oldest = max(worker["beat_age"] for worker in silent)
-        text += f"; {len(silent)} give no sign of life for up to {lasting(oldest)} ({_processes(silent)})"
+        gives = plural(len(silent), "gives", "give")
+        text += f"; {gives} no sign of life for up to {lasting(oldest)} ({_processes(silent)})"
     return Reason("no_worker", text, None, {**details, "quiet": len(quiet), "silent": len(silent)})
 
 
@@ -182,7 +185,7 @@ def _slots(job: JobInfo, able: Sequence[Facts], held: Sequence[Facts], now: date
         text += f", and {more} more" if more else ""
     lost = sum(worker["lost"] for worker in able)
     if lost:
-        text += f"; {lost} slots are lost to handlers that did not stop"
+        text += f"; {plural(lost, 'slot is', 'slots are')} lost to handlers that did not stop"
     return [Reason("slots_busy", text, since, {"slots": slots, "workers": len(able), "lost": lost}, holders)]
 
 

@@ -16,7 +16,7 @@ from pgqueue.cli.job_filter import ask
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, Moment, actor, as_json, database
 from pgqueue.cli.tables import span, table
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.bulk.operations import Bulk, BulkPreview
@@ -199,7 +199,7 @@ def _question(action: str, found: BulkPreview, chosen: dict[str, Any]) -> str:
     parts += [f"now {' or '.join(chosen['state'])}"] if "state" in chosen else []
     parts += [f"that ended more than {span(chosen['older_than'])} ago"] if "older_than" in chosen else []
     ids = ", ".join(map(str, found.ids)) + (" …" if found.count.n > len(found.ids) else "")
-    jobs = f"{found.count} job{'s' * (found.count.n != 1)}"
+    jobs = plural(found.count.n, "job", "jobs", str(found.count))
     return f"{action.capitalize()} {jobs} {', '.join(parts)} (such as {ids})?"
 
 

@@ -13,6 +13,7 @@ from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, as_json, database
 from pgqueue.cli.tables import fitting, span, table, width
+from pgqueue.plain_text import plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.history import By, HistoryRow, Step
@@ -87,7 +88,7 @@ def _screen(found: Sequence[HistoryRow], by: str) -> list[str]:
     numbers = NUMBERS[by].split()
     cells = [[row[head] for head in (*heads, *numbers)] for row in rows]
     lines = table([*heads, *numbers], cells, right=" ".join(numbers), gives=" ".join(heads[:0:-1]))
-    return [*lines, f"… {more} older ones; --json shows all"] if more else lines
+    return [*lines, f"… {plural(more, 'older one', 'older ones')}; --json shows all"] if more else lines
 
 
 def _cells(row: HistoryRow) -> dict[str, object]:

@@ -16,7 +16,7 @@ from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, as_json, database
 from pgqueue.cli.tables import span, table, width
 from pgqueue.options import HIGHEST_ID
-from pgqueue.plain_text import plain, plain_json, plain_lines
+from pgqueue.plain_text import plain, plain_json, plain_lines, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.queries import Criteria, JobInfo, Page
@@ -142,7 +142,7 @@ def _rows(page: Page) -> list[str]:
 def _note(page: Page) -> str:
     if page.searched is not None and page.after is not None:
         return (
-            f"Searched {page.searched:,} jobs of these states, as far as {page.after}; "
+            f"Searched {plural(page.searched, 'job', 'jobs')} of these states, as far as {page.after}; "
             f"others may fit too: --after {page.after} goes on."
         )
     return "" if page.jobs else "No job fits."

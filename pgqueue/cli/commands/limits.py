@@ -12,7 +12,7 @@ from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.tables import fitting, span, table
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.limits import LimitInfo, Pace, RateInfo, Setting
@@ -138,7 +138,7 @@ def _screen(found: Sequence[LimitInfo]) -> Iterator[str]:
     heads = ["LIMIT", "AT ONCE", "RUNNING", "HELD", "WAITING", "WAITED"]
     yield from table(heads, rows, right="RUNNING HELD WAITING WAITED", gives="LIMIT")
     if rest:
-        yield f"… and {rest} more limits; --json prints all"
+        yield f"… and {plural(rest, 'more limit', 'more limits')}; --json prints all"
 
 
 def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
     heads = ["RATE", "STARTS", "BURST", "LINES", "WAITING", "WAITED"]
     yield from table(heads, rows, right="BURST LINES WAITING WAITED", gives="RATE")
     if rest:
-        yield f"… and {rest} more rates; --json prints all"
+        yield f"… and {plural(rest, 'more rate', 'more rates')}; --json prints all"
 
 
 def _urgent(found: Sequence[Shown]) -> list[Shown]:

@@ -14,7 +14,7 @@ from pgqueue.cli.job_filter import ask
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.tables import fitting, span, table
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.locks import Holder, LockInfo, Released
@@ -112,7 +112,7 @@ def _screen(found: Sequence[LockInfo]) -> Iterator[str]:
         ["KEY", "HOLDER", "AGE", "WAITING", "WAITED"], rows, right="AGE WAITING WAITED", gives="HOLDER KEY"
     )
     if rest:
-        yield f"… and {rest} more keys; --json prints all"
+        yield f"… and {plural(rest, 'more key', 'more keys')}; --json prints all"
 
 
 def _holder(holder: Holder) -> str:

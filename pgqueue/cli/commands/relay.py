@@ -14,7 +14,7 @@ from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, as_json, database
 from pgqueue.cli.tables import table
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     import psycopg
@@ -124,7 +124,7 @@ def _retry(sources: Sequence[str], as_json: bool) -> None:
             number = refused.retry(conn)
             done.append({"source": place(conn), "retried": number})
         if not as_json:
-            click.echo(f"{number} rows are tried again")
+            click.echo(f"{plural(number, 'row is', 'rows are')} tried again")
     if as_json:
         click.echo(document(done))
 

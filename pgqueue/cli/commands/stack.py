@@ -12,7 +12,7 @@ from pgqueue.cli.exit_codes import NO, Refusal
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, as_json, database
 from pgqueue.errors import ResultTimeout
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.stack import Stack
@@ -56,6 +56,6 @@ def _lines(found: Stack) -> Iterator[str]:
         return
     yield plain(f"Job {found.job} in worker {found.worker}{process}, its handler's {found.where}, innermost call last:")
     if found.left_out:
-        yield f"  … {found.left_out} outer calls"
+        yield f"  … {plural(found.left_out, 'outer call', 'outer calls')}"
     for frame in found.frames:
         yield plain(f"  {frame}")

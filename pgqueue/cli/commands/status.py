@@ -17,7 +17,7 @@ from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.queue_table import counted, pauses, queue_table
 from pgqueue.cli.tables import fitting, short, span, table, width
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.depth import UnknownTask
@@ -199,12 +199,12 @@ def _unknown(unknown: Sequence[UnknownTask]) -> Iterator[str]:
     for each in unknown:
         names[each.task] += each.jobs.n
     least = "" if all(each.jobs.exact for each in unknown) else "at least "
-    jobs = "1 job" if names.total() == 1 else f"{names.total():,} jobs"
+    jobs = plural(names.total(), "job", "jobs")
     columns = width()
     shown, rest = fitting(names.most_common(), UNKNOWN_MOST)
     most = [f"{plain(name) if columns is None else short(plain(name), NAME_MOST)} {number:,}" for name, number in shown]
     if rest:
-        most.append("1 more task" if rest == 1 else f"{rest} more tasks")
+        most.append(plural(rest, "more task", "more tasks"))
     line = f"{least}{jobs} of tasks no live worker knows: {', '.join(most)}"
     yield from [line] if columns is None else wrap(line, columns, subsequent_indent="  ", break_on_hyphens=False)
 
@@ -217,8 +217,7 @@ def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
         yield ""
     shown, rest = fitting(undeclared, UNDECLARED_MOST)
     for each in shown:
-        jobs = "1 job waits" if each.waiting == 1 else f"{each.waiting:,} jobs wait"
-        jobs = "more than 10,000 jobs wait" if each.waiting > 10_000 else jobs
+        jobs = plural(each.waiting, "job waits", "jobs wait", "more than 10,000" if each.waiting > 10_000 else None)
         yield f"UNDECLARED {each.kind} {plain(each.name)}: {jobs} for it, and no worker has declared it."
     if rest:
         yield f"… and {rest} more; `pgqueue limits` shows them"
@@ -246,4 +245,4 @@ def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:
     heads = ["WORKER", "PROCESS", "STATE", "BUSY", "BEAT", "VERSION", "TASKS", "QUEUES"]
     yield from table(heads, rows, right="WORKER BUSY BEAT TASKS", gives="QUEUES PROCESS VERSION")
     if rest:
-        yield f"… and {rest} more workers; --json prints all"
+        yield f"… and {plural(rest, 'more worker', 'more workers')}; --json prints all"

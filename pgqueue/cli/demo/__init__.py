@@ -41,6 +41,7 @@ from pgqueue.cli.json_document import document
 from pgqueue.config import config
 from pgqueue.database.statements import in_schema
 from pgqueue.errors import Error
+from pgqueue.plain_text import plural
 
 WORKERS = 2
 PRODUCERS = 2
@@ -155,7 +156,8 @@ class Watch:
         worker.process.wait()
         [jobs] = _one_row(self._conn, HELD, [worker_id])
         self._victim = (worker_id, jobs, monotonic())
-        self._say.line(f"kill -9 of worker {worker.number} (pid {pid}) in the middle of {jobs} jobs; it stays dead")
+        middle = f"in the middle of {plural(jobs, 'job', 'jobs')}"
+        self._say.line(f"kill -9 of worker {worker.number} (pid {pid}) {middle}; it stays dead")
 
     def until_empty(self) -> int:
         """Wait until no job is left, or the time is over; return how many were completed."""
@@ -165,7 +167,7 @@ class Watch:
             self._pause.wait(LOOK_SECONDS)
             completed, left = self._look()
         if left:
-            self._say.line(f"{left} jobs are left; what the workers said last:")
+            self._say.line(f"{plural(left, 'job is', 'jobs are')} left; what the workers said last:")
             for worker in self._workers.values():
                 self._say.line(worker.last_words())
         return completed
@@ -188,7 +190,8 @@ class Watch:
         worker_id, jobs, died = self._victim
         if _one_row(self._conn, HELD, [worker_id])[0] == 0:
             self._victim = None
-            self._say.line(f"its {jobs} jobs were given to the other worker {monotonic() - died:.1f} s after its death")
+            its = plural(jobs, "of its jobs was", "of its jobs were")
+            self._say.line(f"{its} given to the other worker {monotonic() - died:.1f} s after its death")
 
 
 class Teller:

@@ -20,6 +20,7 @@ from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.jobs.concurrency import limits_of, rates_of
+from pgqueue.plain_text import plural
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -105,8 +106,9 @@ class UndeclaredLimits:
             waited = now - self._since.setdefault(key, now)
             if waited >= PATIENCE_SECONDS and now - self._said.get(key, -AGAIN_SECONDS) >= AGAIN_SECONDS:
                 self._said[key] = now
-                jobs = "more than 10,000" if each.waiting > 10_000 else each.waiting
-                said = "%s jobs wait for the %s %s, which no worker has declared; none starts until one does"
+                most = "more than 10,000" if each.waiting > 10_000 else None
+                jobs = plural(each.waiting, "job waits", "jobs wait", most)
+                said = "%s for the %s %s, which no worker has declared; none starts until one does"
                 log.warning(said, jobs, each.kind, each.name)
         self._after = after or FIRST_RATE
         if after is None:  # a key that has gone counts as new when it comes back

@@ -39,6 +39,7 @@ from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
 from pgqueue.database.triggers import trigger_of
+from pgqueue.plain_text import plural
 from pgqueue.worker.doubles import resolve
 
 log = logging.getLogger("pgqueue")
@@ -147,8 +148,8 @@ class Sweep:
                 raise
         if blocked:
             log.info(
-                "%d keys were granted to jobs of paused queues, or of tasks that no worker takes; others get them",
-                len(blocked),
+                "%s granted to jobs of paused queues, or of tasks that no worker takes: now others may have that",
+                plural(len(blocked), "key was", "keys were"),
             )
         self._name([*keys, *[key for (key,) in blocked]])
         while after is not None:

@@ -37,6 +37,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job
+from pgqueue.plain_text import plural
 from pgqueue.worker.doubles import resolve
 from pgqueue.worker.state import WorkerState
 
@@ -100,7 +101,7 @@ class Reconciler:
             return not unknown
         released = await self._release(lost)
         if released:
-            log.warning("the answer to a claim was lost: %d jobs are handed back", released)
+            log.warning("the answer to a claim was lost: %s handed back", plural(released, "job is", "jobs are"))
         return released == len(unknown)
 
     async def _release(self, lost: list[tuple[int, int]]) -> int:
@@ -117,8 +118,8 @@ class Reconciler:
         except psycopg.Error as error:
             if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
                 if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
-                    said = "%d jobs of a claim whose answer was lost cannot be handed back yet: %s"
-                    log.error(said, len(lost), without_values(error))
+                    said = "%s of a claim whose answer was lost cannot be handed back yet: %s"
+                    log.error(said, plural(len(lost), "job", "jobs"), without_values(error))
                 return 0
             if not refuses_move(error):
                 raise

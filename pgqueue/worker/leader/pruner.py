@@ -20,6 +20,7 @@ import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
+from pgqueue.plain_text import plural
 
 log = logging.getLogger("pgqueue")
 
@@ -74,7 +75,8 @@ class Pruner:
         restore, rings = link.statement("registration_restore_settings"), link.statement("pruner_rings")
         [[(restored,)], _, found] = await self._session.run(restore, link.statement("pruner_waiters"), rings)
         if restored:
-            log.warning("something has emptied the tables ring or duty: %d rows are put back", restored)
+            rows = plural(restored, "row is", "rows are")
+            log.warning("something has emptied the tables ring or duty: %s put back", rows)
         blocked = await self._blocked([kind for kind, _, _, _, _, due in found if due])
         new, self._new = self._new, False
         if not new:

@@ -24,6 +24,7 @@ from time import monotonic
 import psycopg
 
 from pgqueue.database.sessions import Session
+from pgqueue.plain_text import plural
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -96,5 +97,6 @@ class UnknownTasks:
                 break
         self._due = monotonic() + DEAR_SHARE * spent
         if ended:
-            log.warning("%d jobs of tasks that no live worker knows were ended: deadline, or refused", ended)
+            jobs = plural(ended, "job has ended", "jobs have ended")
+            log.warning("%s, of tasks that no live worker knows: deadline, or refused", jobs)
             self._ended()

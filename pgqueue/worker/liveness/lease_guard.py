@@ -38,6 +38,7 @@ from pgqueue.client.middleware import Handler
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job, current_job, fields
 from pgqueue.jobs.outcomes import RELEASED, Outcome, interrupted
+from pgqueue.plain_text import plural
 
 log = logging.getLogger("pgqueue")
 
@@ -131,7 +132,8 @@ class LeaseGuard:
     def _stop_all(self, why: str) -> None:
         running = list(self._running)
         if running:
-            log.error("%d jobs that must not overlap are stopped and given back: %s", len(running), why)
+            jobs = plural(len(running), "job that must not overlap is", "jobs that must not overlap are")
+            log.error("%s stopped and given back: %s", jobs, why)
         for job in running:
             self._stop(job, interrupted(why))
 

@@ -57,9 +57,7 @@ class Renewal:
 
     async def _begin_anew(self) -> None:
         state, old = self._state, self._state.id
-        said = (
-            "worker %d takes no jobs until the %d that it holds have ended: its claims' numbers end, it registers anew"
-        )
+        said = "worker %d takes no jobs until its %d have ended: its claims' numbers end, it registers anew"
         log.warning(said, old, len(state.held))
         state.renewing = True
         try:

@@ -28,6 +28,7 @@ from pgqueue.database.row_errors import refuses_move, refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.database.triggers import trigger_of
+from pgqueue.plain_text import plural
 from pgqueue.worker.doubles import resolve
 
 log = logging.getLogger("pgqueue")
@@ -101,7 +102,8 @@ class Rescue:
         if not locked:
             return False
         moved = await self._move(worker_id)
-        log.warning("worker %d %s: %d of its jobs were given back", worker_id, why, moved)
+        jobs = plural(moved, "of its jobs was", "of its jobs were")
+        log.warning("worker %d %s: %s given back", worker_id, why, jobs)
         return True
 
     async def _disarm(self, worker_id: int, beat: int) -> None:
@@ -125,7 +127,8 @@ class Rescue:
         self._strays_at = monotonic() + seldom if seldom > STRAYS_SECONDS else 0.0
         for (worker_id,) in found:
             if moved := await self._move(worker_id):
-                log.warning("worker %d is dead: %d jobs it had claimed meanwhile were given back", worker_id, moved)
+                jobs = plural(moved, "job that it had claimed meanwhile was", "jobs that it had claimed meanwhile were")
+                log.warning("worker %d is dead: %s given back", worker_id, jobs)
 
     async def _move(self, worker_id: int) -> int:
         """Give the jobs of this worker back, in batches. A job that the server refuses to move stays, and no other."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.outcomes import Cancelled, Outcome
+from pgqueue.plain_text import plural
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -61,9 +62,10 @@ class Cancellation:
         link = self._session.link
         [[(cancelled, deleted)]] = await self._session.run(link.statement("cancellation_settle", n=SETTLED_MOST))
         if cancelled:
-            log.info("%d jobs were cancelled that had stopped running before the request reached them", cancelled)
+            jobs = plural(cancelled, "job was", "jobs were")
+            log.info("%s cancelled that had stopped running before the request came", jobs)
         if deleted:
-            log.debug("%d requests are done with", deleted)
+            log.debug("%s done with", plural(deleted, "request is", "requests are"))
 
     async def _step(self) -> None:
         if (

@@ -27,6 +27,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from pgqueue.plain_text import plural
+
 log = logging.getLogger("pgqueue")
 
 START_SECONDS = 5.0
@@ -110,8 +112,9 @@ class Threads:
         self._missing += 1
         if monotonic() - self._said >= SAY_SECONDS:
             self._said = monotonic()
-            message = "no thread can be started for a sync handler: %s; %d jobs wait, %d threads are there"
-            log.error(message, why, self._missing, len(self._threads))
+            jobs = plural(self._missing, "job waits", "jobs wait")
+            threads = plural(len(self._threads), "thread is", "threads are")
+            log.error("no thread can be started for a sync handler: %s; %s, %s there", why, jobs, threads)
         self._try_soon()
 
     def _try_soon(self) -> None:

@@ -63,7 +63,7 @@ async def test_what_is_undeclared_for_a_while_is_said_once_in_ten_minutes(
     await warner.look()
     both = [
         "2 jobs wait for the limit warehouse, which no worker has declared; none starts until one does",
-        "1 jobs wait for the rate mail, which no worker has declared; none starts until one does",
+        "1 job waits for the rate mail, which no worker has declared; none starts until one does",
     ]
     assert said(caplog) == both
     time.now += AGAIN_SECONDS - 1
@@ -131,5 +131,5 @@ async def test_a_worker_says_it(
     async with work(dsn, known):
         eyes.do("INSERT INTO pgqueue.job (task, limit_key) VALUES ('declarer.known', 'declarer.known')")
         await until(eyes.done(1))
-        await until(lambda: "wait for the limit unknown, which no worker has declared" in caplog.text)
+        await until(lambda: "1 job waits for the limit unknown, which no worker has declared" in caplog.text)
     assert "declarer.known, which no worker" not in caplog.text

@@ -62,7 +62,7 @@ async def test_what_is_unknown_goes_back_unspent_and_what_is_known_stays(
     assert eyes.all("SELECT id, attempt, rank FROM pgqueue.job_available WHERE task = 'x'") == [(lost, 0, 10)]
     assert eyes.all("SELECT id FROM pgqueue.job_running") == [(known,)]
     assert [record.getMessage() for record in caplog.records] == [
-        "the answer to a claim was lost: 1 jobs are handed back"
+        "the answer to a claim was lost: 1 job is handed back"
     ]
 
 
