@@ -113,6 +113,7 @@ BY_ID = ["get", "aget", "why", "awhy", "cancel", "acancel", "retry", "aretry", "
 
 
 @pytest.mark.promise("F132")
+@pytest.mark.each_value
 @pytest.mark.parametrize("wrong", ["7", True, 7.0, None, [7], 2**63, b"7"], ids=repr)
 @pytest.mark.parametrize("name", [*BY_ID, "result", "aresult"])
 def test_what_is_no_id_is_refused(unchanged_dsn: str, name: str, wrong: Any) -> None:

@@ -175,6 +175,7 @@ ENQUEUES: dict[str, Callable[[Conn], Any]] = {
 
 
 @pytest.mark.promise("F130")
+@pytest.mark.each_value
 @pytest.mark.parametrize("enqueue", list(ENQUEUES.values()), ids=list(ENQUEUES))
 @pytest.mark.parametrize("again", ["the first discard", "a discard after another one"])
 def test_an_enqueue_that_waits_for_a_discard_gets_its_job(
@@ -208,6 +209,7 @@ def test_an_enqueue_that_waits_for_a_discard_gets_its_job(
 
 
 @pytest.mark.promise("F130")
+@pytest.mark.each_value
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("enqueue", list(ENQUEUES.values()), ids=list(ENQUEUES))
 def test_a_snapshot_from_before_the_discard_makes_no_second_job(

@@ -383,6 +383,7 @@ MATRIX: list[tuple[str, str, dict[str, Any], bool]] = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("by", ["python", "sql"])
 @pytest.mark.parametrize(("state", "hold", "more", "held"), MATRIX)
 def test_what_holds(conn: Conn, by: str, state: str, hold: str, more: dict[str, Any], held: bool) -> None:

@@ -366,6 +366,7 @@ def test_an_unknown_role_is_named(dsn: str) -> None:
 
 
 @pytest.mark.promise("F19")
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ['we"ird', "Upper Case", "x; DROP TABLE pgqueue.job", "$$", "%s", ":role", "é"])
 @pytest.mark.parametrize("kind", grants.KINDS)
 def test_any_role_name_is_only_a_name(dsn: str, name: str, kind: grants.Kind) -> None:

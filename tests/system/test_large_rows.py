@@ -64,6 +64,7 @@ SAID = """
 
 
 @pytest.mark.promise("F63")
+@pytest.mark.each_value
 @pytest.mark.parametrize("column", ["args", "headers"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_job_that_is_too_large_is_refused_and_the_others_run(

@@ -307,6 +307,7 @@ async def test_other_limits_of_the_server_are_no_full_queue(dsn: str) -> None:
 
 
 @pytest.mark.promise("F28")
+@pytest.mark.each_value
 @pytest.mark.parametrize("on_loop", [True, False])
 @pytest.mark.parametrize("kind", ["transactional", "iterates", "its own connection"])
 async def test_a_handler_whose_own_notify_is_refused_runs_again_until_there_is_room(

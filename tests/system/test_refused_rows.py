@@ -137,6 +137,7 @@ async def test_a_limit_below_one_that_was_let_in_ends_no_worker(dsn: str, eyes: 
 
 
 @pytest.mark.promise("F65")
+@pytest.mark.each_value
 @pytest.mark.parametrize("bad", ["priority, rank) VALUES (30000, 11", "attempt) VALUES (-32768"])
 @pytest.mark.parametrize("ours", [False, True], ids=["of a dead worker", "of this one"])
 async def test_a_running_row_that_fits_nowhere_keeps_no_other_from_being_rescued(
@@ -320,6 +321,7 @@ async def test_a_rate_whose_job_cannot_be_moved_keeps_no_other_rate_waiting(
 
 
 @pytest.mark.promise("F133")
+@pytest.mark.each_value
 @pytest.mark.parametrize("refuses", [CHECK, TRIGGER], ids=["check", "trigger"])
 @pytest.mark.parametrize("ours", [False, True], ids=["of a dead worker", "of this one"])
 async def test_a_running_job_that_cannot_be_given_back_keeps_no_other_running(

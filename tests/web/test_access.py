@@ -105,6 +105,7 @@ def test_every_route_is_in_the_table() -> None:
 
 
 @pytest.mark.promise("F134")
+@pytest.mark.each_value
 @pytest.mark.parametrize("who", SECRET_OF)
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 async def test_each_route_answers_each_visitor_as_the_table_says(

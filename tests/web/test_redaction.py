@@ -272,6 +272,7 @@ def _function_for(*fields: str) -> Any:
 
 
 @pytest.mark.promise("F138")
+@pytest.mark.each_value
 @pytest.mark.parametrize("field", ["lock_key", "limit_key", "rate_key"])
 @pytest.mark.parametrize("by", ["pattern", "function"])
 async def test_a_key_that_a_job_hides_is_hidden_on_every_page(

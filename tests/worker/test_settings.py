@@ -43,6 +43,7 @@ async def hurries() -> None:
 
 @pgqueue.task(name="sleeps")
 async def sleeps() -> None:
+    open("begun", "w").close()
     while not os.path.exists("go"):
         await asyncio.sleep(0.01)
 
@@ -72,8 +73,8 @@ def test_the_version_is_pgqueues_unless_a_tag_is_given(given: str | None, tmp_pa
         assert shown["version_tag"] == tag
         heads, row = pgqueue("workers", dsn=dsn, COLUMNS="200").stdout.splitlines()
         assert row[heads.index("VERSION") :].split()[0] == tag
-        sleeper = eyes.one("SELECT pgqueue.enqueue('sleeps')")
-        wait_until(eyes.is_in(sleeper, "running"))
+        eyes.do("SELECT pgqueue.enqueue('sleeps')")
+        wait_until((tmp_path / "begun").exists)
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 5
     (tmp_path / "go").touch()

@@ -745,6 +745,7 @@ def test_retrying_are_the_scheduled_jobs_that_wait_for_another_attempt(
 
 
 @pytest.mark.promise("F89")
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["operate", "work"])
 @pytest.mark.parametrize("action", ACTIONS)
 def test_roles_that_operate_or_work_make_the_steps_and_forge_no_record(

@@ -188,6 +188,7 @@ async def test_a_run_made_anew_begins_without_what_the_one_before_had_completed(
     assert orders.all("SELECT id FROM app_order") == []
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("committed", [False, True], ids=["rolled back", "committed"])
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
 async def test_an_attempt_that_failed_after_complete_is_logged_once(

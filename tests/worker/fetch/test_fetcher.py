@@ -44,6 +44,7 @@ def names(jobs: list[Job]) -> list[str]:
 # Order ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("paused", [None, "b", "other"])
 @pytest.mark.parametrize("analysed", [False, True])
 async def test_the_most_urgent_lane_first_and_in_order_within(
@@ -327,6 +328,7 @@ def shape(plan: dict[str, Any]) -> None:
 
 
 @pytest.mark.promise("F07")
+@pytest.mark.each_value
 @pytest.mark.parametrize("depth", [0, 20_000])
 @pytest.mark.parametrize("paused", [0, 1, 200])
 async def test_the_plan_of_the_claim(

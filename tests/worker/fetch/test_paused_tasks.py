@@ -102,6 +102,7 @@ def resume(dsn: str, name: str) -> None:
 
 
 @pytest.mark.promise("F110")
+@pytest.mark.each_value
 @pytest.mark.parametrize("notify", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_paused_task_starts_no_job_and_all_of_them_on_resume(

@@ -232,6 +232,7 @@ def reads(dsn: str, name: str, after: str) -> int:
 
 
 @pytest.mark.promise("F07")
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["scheduler_promote", "scheduler_next", "scheduler_due"])
 @pytest.mark.parametrize("analysed", [False, True])
 def test_what_is_not_due_costs_nothing(name: str, analysed: bool, dsn: str, eyes: Eyes) -> None:

@@ -84,6 +84,7 @@ def was_interrupted(outcome: Outcome) -> bool:
 
 
 @pytest.mark.promise("F06")
+@pytest.mark.each_value
 @pytest.mark.parametrize("lease", [3.0, 5.0])
 @pytest.mark.parametrize("handler", [spinning, waiting])
 async def test_a_handler_leaves_between_the_edge_and_the_end_of_the_lease(

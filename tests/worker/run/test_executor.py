@@ -274,6 +274,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 
 
 @pytest.mark.promise("F48")
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("name", ERRORS)
 async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_slot_is_free_again(name: str, kind: str) -> None:
