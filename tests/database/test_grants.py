@@ -383,6 +383,7 @@ def test_what_cannot_name_a_role_is_refused(name: str) -> None:
         grants.as_sql(name, "read", "pgqueue")
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("kind", grants.KINDS)
 def test_another_schema_has_its_own_rights(dsn: str, kind: grants.Kind) -> None:
     name = create_role(dsn)

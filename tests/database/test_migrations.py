@@ -152,6 +152,7 @@ ENQUEUE = """SELECT pronargs, proacl::text[] FROM pg_proc
              WHERE proname = 'enqueue' AND pronamespace = 'pgqueue'::regnamespace"""
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("closed", [True, False])
 def test_who_may_call_the_sql_function_may_call_the_next_one(
     empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +177,7 @@ def test_who_may_call_the_sql_function_may_call_the_next_one(
     empty.commit()
 
 
+@pytest.mark.second
 @pytest.mark.parametrize("closed", [True, False])
 def test_who_may_judge_keys_may_do_so_after_migration_15(
     empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
@@ -196,6 +198,7 @@ def test_who_may_judge_keys_may_do_so_after_migration_15(
     assert (model == ([],)) == (not closed)
 
 
+@pytest.mark.second
 @pytest.mark.parametrize(
     ("had", "gets"),
     [

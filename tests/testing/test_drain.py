@@ -815,6 +815,7 @@ def test_the_fixtures_start_a_server_of_their_own(project: Path) -> None:
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.second
 def test_a_project_that_does_not_use_it_pays_nothing(project: Path) -> None:
     done = pytest_in(project, COSTS_NOTHING.replace("{*BEFORE}", "{'asyncio.runners'}"))
     assert "1 passed" in done.stdout, done.stdout + done.stderr

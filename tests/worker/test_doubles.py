@@ -394,6 +394,7 @@ def test_nothing_waits_for_a_locked_row_and_nothing_is_torn_from_its_job(dsn: st
 
 
 @pytest.mark.promise("F29")
+@pytest.mark.second
 def test_many_that_resolve_beside_many_that_cancel_wait_for_none_and_double_nothing(dsn: str, eyes: Eyes) -> None:
     """A deadlock, or a wait of a second, is an error here."""
     many = 300

@@ -344,6 +344,7 @@ async def test_what_the_version_before_has_put_in_is_found(desk: Desk, eyes: Eye
     assert sorted(id for brought in await steps(desk, ALL, 9) for id in brought) == sorted([*ids, granted])
 
 
+@pytest.mark.second
 async def test_both_kinds_together_leave_nothing_behind(dsn: str, desk: Desk, eyes: Eyes) -> None:
     """Transactions of both kinds that end in any order, beside claims; one that draws its positions early ends last."""
     desk.fetcher.keyed_claim.left = 10_000

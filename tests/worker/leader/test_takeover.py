@@ -255,7 +255,12 @@ def faked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faked]:
 
 @pytest.mark.promise("F10")
 @pytest.mark.parametrize(
-    "catch_up", [pytest.param("latest", marks=pytest.mark.long), "all", pytest.param("none", marks=pytest.mark.long)]
+    "catch_up",
+    [
+        pytest.param("latest", marks=pytest.mark.long),
+        pytest.param("all", marks=pytest.mark.second),
+        pytest.param("none", marks=pytest.mark.long),
+    ],
 )
 def test_a_clock_of_the_server_that_steps_forward_and_back_doubles_nothing(
     catch_up: str, faked: Faked, tmp_path: Path

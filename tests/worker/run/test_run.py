@@ -360,7 +360,7 @@ async def test_every_job_is_either_sealed_or_stopped_never_both() -> None:
     assert stopped == {job for job, outcome in bench.outcomes.items() if outcome == STOPPED}
 
 
-@pytest.mark.parametrize("steps", [0, 30, 300])
+@pytest.mark.parametrize("steps", [30, *(pytest.param(steps, marks=pytest.mark.second) for steps in (0, 300))])
 async def test_an_interruption_never_reaches_the_next_job_of_the_thread(steps: int) -> None:
     """Short jobs back to back in two threads, interrupted at every moment of their lives."""
 

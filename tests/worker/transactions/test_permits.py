@@ -228,6 +228,7 @@ async def test_ten_slots_share_few_connections_and_nothing_hangs(
 
 
 @BOTH
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", ["timeout", "cancel", "stop", "lease"])
 async def test_a_handler_that_waits_for_a_connection_can_be_stopped(
     dsn: str, accounts: Eyes, on_loop: bool, how: str
