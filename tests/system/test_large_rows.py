@@ -158,6 +158,7 @@ def test_a_job_that_cannot_be_shown_is_listed(name: str, dsn: str, eyes: Eyes, m
 
 
 @pytest.mark.promise("F64")
+@pytest.mark.second
 def test_a_long_page_of_large_jobs_is_cut(dsn: str, eyes: Eyes) -> None:
     eyes.do(
         "INSERT INTO pgqueue.job (task, args) SELECT 'large.plain', jsonb_build_object('a', repeat('x', 1000000)) "

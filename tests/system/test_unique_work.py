@@ -538,6 +538,7 @@ async def test_a_working_role_ends_keyed_jobs_with_keyed_successors(dsn: str, ro
         assert len(conn.execute("SELECT * FROM pgqueue.unique_key").fetchall()) == 1
 
 
+@pytest.mark.second
 def test_threads_that_drain_and_enqueue_make_each_key_once_at_a_time(dsn: str, eyes: Eyes) -> None:
     """The whole thing at once: producers on ten live keys, a taker that runs them; never two of a key."""
     stop, seen = threading.Event(), []

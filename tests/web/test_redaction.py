@@ -233,6 +233,7 @@ def test_a_filter_by_what_the_function_hides_is_refused() -> None:
     assert refused_filter(None, "abd", None, awaited) is None
 
 
+@pytest.mark.second
 def test_a_long_text_is_read_once() -> None:
     """A pattern that tries each letter anew would take minutes for these."""
     begun = time.perf_counter()
