@@ -103,6 +103,7 @@ class Job:
         "ended",
         "id",
         "max_attempts",
+        "own_end",
         "pos",
         "queue",
         "ran",
@@ -148,6 +149,8 @@ class Job:
         """The outcome that the job's own transaction has written; set when that transaction was committed."""
         self.written = False
         """Whether the handler has ended the job in its own transaction. Only the database knows if that committed."""
+        self.own_end: Exception | None = None
+        """What the job fails with because the handler's SQL has ended a transaction that only the worker may end."""
         self.session_lost = False
         """Whether the session of the attempt's own transaction ended before a COMMIT: nothing of it was kept."""
         self.successors: list[NewJob[Any]] | None = None

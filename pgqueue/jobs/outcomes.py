@@ -250,6 +250,8 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
+    if job.own_end is not None and not isinstance(what, Written):
+        what, raised = job.own_end, True  # whatever the handler made of it: a second run could do it twice
     match what:
         case Snooze(delay=delay):
             return Retried(delay, Problem("snoozed"), spent=False, snoozed=True)

@@ -327,7 +327,7 @@ class Executor:
             end_child(self._forks, job, error)
             if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is None:
                 raise  # not of the handler: the loop closes this coroutine
-            if not aborted(task.retry, error, job.session_lost):
+            if job.own_end is not None or not aborted(task.retry, error, job.session_lost):
                 return given(job, task.retry, unheard(error) or error, raised=True)
             abort = error
         finally:
@@ -344,8 +344,8 @@ class Executor:
             return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
         if ended is not None:
             return ended
-        job.session_lost = False
         self._job_context.anew(job)
+        job.session_lost = False
         called = self._loop.create_task(self._call(job, task), context=self._context.copy())
         if (run := self._running.run_of(job)) is not None:
             run.again = called
@@ -421,7 +421,8 @@ class Executor:
             BaseException
         ) as error:  # no caller in this thread would catch it: an exception that leaves here takes a slot with it
             end_child(self._forks, job, error)
-            if self._loop.is_closed() or not aborted(task.retry, error, job.session_lost):
+            ends = self._loop.is_closed() or job.own_end is not None
+            if ends or not aborted(task.retry, error, job.session_lost):
                 return given(job, task.retry, unheard(error) or error, raised=True)
             abort = error
         finally:
@@ -430,8 +431,8 @@ class Executor:
         ended = self._wait_for_loop(self._retries.again(job, task.retry, abort))
         if ended is not None:
             return ended
-        job.session_lost = False
         self._job_context.anew(job)
+        job.session_lost = False
         return self._context.copy().run(self._call_sync, job, task)
 
     def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:

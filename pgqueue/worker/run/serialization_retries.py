@@ -5,7 +5,8 @@ spends no attempt.
 Called by the executor with the exception of a handler, in its exception path only; a thread asks through the loop.
 Every abort is a row in `attempt`, appended by one statement that also reads the fence. So the ten aborts of a job are
 counted over all its claims and workers. A job that was given to another worker while it ran is not run again here. The
-pause gives the other side of the conflict time. It ends early when the job is to stop, or the worker to take no more.
+pause gives the other side of the conflict time. If the job is to stop, or the worker to take no more, both the pause
+and the wait for the answer to that statement end early.
 
 If a COMMIT was refused because the server's NOTIFY queue is full (`unheard`), the job is given back for a second, as
 often as need be: that may last for hours, so it must not keep a slot. It spends no attempt, and no abort either.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from typing import Any
 
 from pgqueue.database.backoff import jittered, transient, within
 from pgqueue.database.foreign_errors import attribute
@@ -127,11 +129,17 @@ class SerializationRetries:
         self.leave_all()
 
     async def _again(self, job: Job, retry: RetryPolicy, error: BaseException, left: asyncio.Event) -> Outcome | None:
+        noting = self._begin_noting(job, error)
+        await _first(noting, left, NOTE_SECONDS)
+        if left.is_set() and not noting.done():
+            return RELEASED
         try:
-            before = await self._noted(job, error)
+            before = _answer(noting)
         except Exception as away:
             message = "job %d (%s) was aborted; that could not be noted (%s), so it counts as a failure"
             log.warning(message, job.id, job.task, away, extra=fields(job))
+            return given(job, retry, error, raised=True)
+        if before is None and job.written:  # `job.complete(conn)`, and that was committed: the completer finds out
             return given(job, retry, error, raised=True)
         if before is None:
             message = "job %d (%s): had been given to another worker; it is not run again here"
@@ -146,14 +154,12 @@ class SerializationRetries:
         self.retried += 1
         return None
 
-    async def _noted(self, job: Job, error: BaseException) -> int | None:
-        """`_note`, for `NOTE_SECONDS` at most. It is never cancelled: that would wait for the database, too."""
+    def _begin_noting(self, job: Job, error: BaseException) -> asyncio.Future[int | None]:
+        """`_note`, which is never cancelled: that would wait for the database, too."""
         noting = asyncio.ensure_future(self._note(job, error))
         self._noting.add(noting)
         noting.add_done_callback(self._noting_ended)
-        if not (await asyncio.wait([noting], timeout=NOTE_SECONDS))[0]:
-            raise TimeoutError(f"no answer within {NOTE_SECONDS:g} s")
-        return noting.result()
+        return noting
 
     def _noting_ended(self, noting: asyncio.Future[int | None]) -> None:
         self._noting.discard(noting)
@@ -182,6 +188,23 @@ class SerializationRetries:
             # attempt counts, for this job may be what ends it.
             [rows] = await self._session.run(note)
         return int(rows[0][0]) if rows else None
+
+
+async def _first(noting: asyncio.Future[int | None], left: asyncio.Event, seconds: float) -> None:
+    """Wait for the answer, or until the job is to stop; no longer than this."""
+    leaving = asyncio.ensure_future(left.wait())
+    waited: list[asyncio.Future[Any]] = [noting, leaving]
+    try:
+        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+
+
+def _answer(noting: asyncio.Future[int | None]) -> int | None:
+    """The answer to the note; TimeoutError if there is none yet."""
+    if not noting.done():
+        raise TimeoutError(f"no answer within {NOTE_SECONDS:g} s")
+    return noting.result()
 
 
 def pause(abort: int) -> float:

@@ -135,20 +135,24 @@ class Commit:
         return Statement(text(name, self._around.outcome_sql.schema), fence | params, list)
 
     def raised(self) -> None:
-        """The handler has raised, or its COMMIT has. Raise if it ended the transaction itself; note a lost session.
-
-        If the transaction was begun and its session ended from outside, nothing of it was kept. A handler that closed
-        its connection itself has not lost it.
-        """
+        """The handler has raised, or its COMMIT has. Raise if it ended the transaction itself; note a lost session."""
         conn = self.conn
         if conn is None or self._committing or self.over:
             return
-        if conn.broken and conn.ended_by_handler:
-            raise _ended_by_itself(self._job)
-        if conn.broken:
-            self._lose()
-        elif not conn.closed:
+        self._note(conn)
+        if conn.ended_by_handler or not conn.closed:
             self.check_open(conn)
+
+    def _note(self, conn: Any) -> None:
+        """Note at the job how its transaction came to an end before the worker ended it.
+
+        If the handler's SQL ended it, a second run could do twice what that committed. If the session ended from
+        outside, nothing was kept. A handler that closed its connection itself has not lost it.
+        """
+        if conn.ended_by_handler:
+            self._job.own_end = _ended_by_itself(self._job)
+        elif conn.broken:
+            self._lose()
 
     def _lose(self) -> None:
         """The session has ended, and nothing of the transaction was kept. An iteration's may be one of many."""
@@ -156,10 +160,10 @@ class Commit:
 
     def check_open(self, conn: Any) -> None:
         """Raise if there is no transaction any more that could be committed with the end."""
+        if conn.ended_by_handler or conn.pgconn.transaction_status == TransactionStatus.IDLE:
+            raise _ended_by_itself(self._job)
         if conn.closed:
             raise psycopg.OperationalError("job.connection is closed: nothing of this attempt is kept")
-        if conn.pgconn.transaction_status == TransactionStatus.IDLE:
-            raise _ended_by_itself(self._job)
 
     # From other threads ----------------------------------------------------------------------------------------------
 
@@ -176,10 +180,14 @@ class Commit:
     def leave(self) -> Coroutine[Any, Any, None] | None:
         """`undo` in two steps: from now on this transaction is not seen any more; what is returned undoes it."""
         with self.having:
-            conn, session, committed = self.conn, self.session, self._committed
+            conn, session, committed, committing = self.conn, self.session, self._committed, self._committing
             self.conn, self.session, self._committing, self._committed = None, None, False, False
             self.sending_since = 0.0
-        return None if conn is None else self._undo(conn, session, committed, self._began)
+        if conn is None:
+            return None
+        if not committing:  # a batch of an iteration is undone before its error comes to the end of the handler
+            self._note(conn)
+        return self._undo(conn, session, committed, self._began)
 
     # Bodies ----------------------------------------------------------------------------------------------------------
 
@@ -300,6 +308,7 @@ class Commit:
         lasted = round(1000 * (monotonic() - self._began))
         too_long = self.statement("transactions_too_long", lasted=lasted)
         questions = [end, self.statement("complete_mine"), done, too_long]
+        self._committing = True  # what the loss of this session means is found out here
         with self._side.kept(conn):  # the run cannot be stopped now: its questions must not wait for other jobs
             await self.undo()  # its room in the pool is needed to ask
             _, mine, was_done, was_too_long = await settle(error, self._side, questions)

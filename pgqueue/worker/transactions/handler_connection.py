@@ -29,7 +29,7 @@ gets it waits for one message less.
 4. And it gets it only within `EARLY_SECONDS` after the message was sent. Otherwise the transaction is begun anew, in
    one message.
 5. A second transaction of one job is never one that was begun early.
-6. If its session has died meanwhile, the handler's first statement fails, which costs one attempt.
+6. If its session has died meanwhile, the handler's first statement fails, and the job runs again in place.
 
 The completion is prepared when the connection is made, under a name of the worker's. Handlers can drop it:
 
@@ -127,7 +127,8 @@ class _Both:
     kept = False
     """Whether it is in a transaction that only the worker may end."""
     ended_by_handler = False
-    """Whether that one was ended by a COMMIT or ROLLBACK in the handler's SQL. Seen while the session is there."""
+    """Whether that one was ended by a COMMIT or ROLLBACK in the handler's SQL. Seen at an answer that leaves no
+    transaction open; it stays, whatever the handler begins or closes afterwards."""
     prepared: CommitMessage | None = None
     """What completes a job in one message; None behind a pooler, and where nothing is prepared."""
     number = 0
@@ -264,9 +265,10 @@ class HandlerConnection(_Both, Connection[Any]):
         super().rollback()
 
     def wait(self, *what: Any, **options: Any) -> Any:
-        said = super().wait(*what, **options)
-        self._heard()
-        return said
+        try:
+            return super().wait(*what, **options)
+        finally:  # also after an error: it may be that of a statement behind a COMMIT in one text
+            self._heard()
 
     def close(self) -> None:
         """Close it, from any thread; a thread that waits for an answer gets an OperationalError.
@@ -316,9 +318,10 @@ class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
         await super().rollback()
 
     async def wait(self, *what: Any, **options: Any) -> Any:
-        said = await super().wait(*what, **options)
-        self._heard()
-        return said
+        try:
+            return await super().wait(*what, **options)
+        finally:
+            self._heard()
 
     async def _exchange(self, message: bytes, *, commits: bool = False) -> PGresult:
         async with self.lock:

@@ -16,6 +16,7 @@ from workers import Eyes, Taker, until, work
 
 import pgqueue
 from pgqueue import Fail, Job, JobLost, Retry, Snooze
+from pgqueue.client import middleware
 from pgqueue.client.tasks import Task, task
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.run import serialization_retries
@@ -186,6 +187,31 @@ async def test_a_run_made_anew_begins_without_what_the_one_before_had_completed(
     assert runs == [False, False]
     assert followers(orders) == [2]
     assert orders.all("SELECT id FROM app_order") == []
+
+
+@pytest.mark.parametrize("on_loop", [False, True])
+async def test_an_abort_after_the_commit_of_complete_leaves_the_job_completed(
+    dsn: str, orders: Eyes, on_loop: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: its row is gone, so it was given to another worker. Hooks and metrics then miss a completed job."""
+    told: list[str] = []
+    monkeypatch.setattr(middleware, "_on_finish", [lambda job, outcome: told.append(outcome.name)])
+
+    def completes(job: Job) -> None:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("INSERT INTO app_order VALUES (1)")
+            job.complete(conn)
+        raise psycopg.errors.SerializationFailure("of something else")
+
+    async def acompletes(job: Job) -> None:
+        completes(job)
+
+    completing = task(name=f"completion.abort.{on_loop}")(acompletes if on_loop else completes)
+    async with work(dsn, completing):
+        await until(orders.is_in(enqueued(dsn, completing), "completed"))
+        await until(lambda: told)
+    assert (told, orders.all("SELECT id FROM app_order")) == (["completed"], [(1,)])
+    assert "another worker" not in caplog.text
 
 
 @pytest.mark.each_value

@@ -431,6 +431,37 @@ async def test_an_abort_that_cannot_be_noted_is_a_failure(
     assert eyes.all(ROWS) == [(1, "failed", 1), (2, "failed", 1)]
 
 
+@BOTH
+@pytest.mark.parametrize("how", ["cancel", "quiet"])
+async def test_what_stops_a_job_does_not_wait_for_its_note(
+    always: Any, how: str, dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database does not answer it. Naive: a sync handler that has left is taken for one that does not stop."""
+    noting, answer = asyncio.Event(), asyncio.Event()
+
+    async def unanswered(*args: object) -> int:
+        noting.set()
+        await answer.wait()
+        return 0
+
+    monkeypatch.setattr(serialization_retries, "NOTE_SECONDS", 600.0)
+    async with work(dsn, always) as worker:
+        monkeypatch.setattr(worker.services.executor._retries, "_note", unanswered)
+        job = always.enqueue(conn).id
+        conn.commit()
+        await asyncio.wait_for(noting.wait(), 50)
+        if how == "cancel":
+            pgqueue.cancel(conn, job)
+            conn.commit()
+            await until(eyes.is_in(job, "cancelled"))
+        else:
+            worker.quiet()
+            await asyncio.wait_for(worker.run(), 30)
+            assert (eyes.state(job), eyes.one("SELECT attempt FROM pgqueue.job")) == ("available", 0)
+        answer.set()
+    assert stage.runs == [1]
+
+
 @task(name="aborts.dirty")
 async def dirty(job: Job) -> str:
     before = setting.get()

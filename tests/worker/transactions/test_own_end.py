@@ -1,0 +1,223 @@
+"""A handler whose SQL ends the transaction of its job: whatever comes then, what it committed is not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from accounts import accounts
+from transactional_tasks import BOTH, SOON, declared, enqueued, outcomes
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue import Job, Snooze
+from pgqueue.client.tasks import Task
+from pgqueue.worker.run import serialization_retries
+
+__all__ = ["accounts"]
+
+pytestmark = [pytest.mark.promise("T07"), pytest.mark.each_value]
+
+TAKE = "UPDATE account SET balance = balance - 10 WHERE id = 1"
+SESSION = "SELECT pg_terminate_backend(%s, 5000)"
+BALANCE = "SELECT balance FROM account WHERE id = 1"
+SAID = "ended the transaction by itself"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialization_retries, "PAUSE_MOST", 0.06)
+
+
+def say(*texts: str) -> Callable[[Any], object]:
+    """Send these one after another. An error of the server is caught: the handler goes on."""
+
+    def send(conn: Any) -> object:
+        if isinstance(conn, psycopg.AsyncConnection):
+            return asend(conn)
+        for text in texts:
+            try:
+                conn.execute(text)
+            except psycopg.Error as error:
+                caught.append(error)
+        return None
+
+    async def asend(conn: psycopg.AsyncConnection[Any]) -> None:
+        for text in texts:
+            try:
+                await conn.execute(text.encode())
+            except psycopg.Error as error:
+                caught.append(error)
+
+    caught: list[psycopg.Error] = []
+    return send
+
+
+def ends(eyes: Eyes, how: str) -> Callable[[Any], object]:
+    """What the handler does after it has ended the transaction."""
+
+    def end(conn: Any) -> object:
+        match how:
+            case "its session is lost":
+                eyes.do(SESSION, conn.info.backend_pid)
+                return conn.execute("SELECT 1")
+            case "its session is lost, unseen":
+                eyes.do(SESSION, conn.info.backend_pid)
+            case "a deadlock":
+                raise psycopg.errors.DeadlockDetected("as if")
+            case "an error":
+                raise ValueError("of its own")
+            case "a snooze":
+                raise Snooze(0.01)
+            case "it closes":
+                return conn.close()
+        return None
+
+    return end
+
+
+def handler(on_loop: bool, runs: list[int], *steps: Callable[[Any], object]) -> Any:
+    def fn(job: Job) -> None:
+        runs.append(job.attempt)
+        for step in steps:
+            step(job.connection)
+
+    async def afn(job: Job) -> None:
+        runs.append(job.attempt)
+        for step in steps:
+            answer = step(await job.aconnection())
+            if answer is not None:
+                await answer  # type: ignore[misc]
+
+    return afn if on_loop else fn
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "texts", [("COMMIT", "BEGIN"), ("COMMIT",), ("COMMIT; SELECT 1 / 0",), ("PREPARE TRANSACTION 'own'",)], ids=str
+)
+@pytest.mark.parametrize(
+    "then",
+    [
+        "its session is lost", "its session is lost, unseen", "a deadlock", "an error", "a snooze", "it closes",
+        "it returns",
+    ],
+)  # fmt: skip
+async def test_what_a_handler_committed_is_not_done_again(
+    dsn: str, accounts: Eyes, texts: tuple[str, ...], then: str, on_loop: bool
+) -> None:
+    """Naive: only the transaction that is open at the end is looked at. The one that it began itself looks right."""
+    runs: list[int] = []
+    ending = declared(handler(on_loop, runs, say(TAKE, *texts), ends(accounts, then)))
+    async with work(dsn, ending, poll=0.05):
+        job = enqueued(dsn, ending)
+        await until(lambda: accounts.state(job) in ("failed", "completed") or len(runs) > 1)
+        await until(accounts.is_in(job, "failed"))
+    assert (runs, outcomes(accounts)) == ([1], ["failed"])
+    assert SAID in accounts.one("SELECT message FROM pgqueue.attempt")
+    if texts[0].startswith("PREPARE"):
+        accounts.do("COMMIT PREPARED 'own'")
+    assert accounts.one(BALANCE) == 90
+
+
+@BOTH
+async def test_what_a_handler_rolled_back_and_chained_is_made_anew(dsn: str, accounts: Eyes, on_loop: bool) -> None:
+    """Nothing of it was kept, and a transaction is open: the run is lost with it, and made again."""
+    runs: list[int] = []
+    lose = ends(accounts, "its session is lost")
+    once = lambda conn: lose(conn) if len(runs) == 1 else None  # noqa: E731
+    chaining = declared(handler(on_loop, runs, say(TAKE, "ROLLBACK AND CHAIN", TAKE), once))
+    async with work(dsn, chaining):
+        await until(accounts.is_in(enqueued(dsn, chaining), "completed"))
+    assert (runs, outcomes(accounts)) == ([1, 1], ["aborted"])
+    assert accounts.one(BALANCE) == 90
+
+
+# In a batch of an iteration -------------------------------------------------------------------------------------------
+
+
+LEAVES = object()
+"""An act that answers this leaves the loop."""
+
+
+def iterating(on_loop: bool, transactional: bool, runs: list[int], seen: list[int], act: Callable[..., object]) -> Any:
+    """A task that goes through 1 to 4 in batches of one, and writes each into `effect`."""
+
+    def numbers(cursor: int | None) -> list[tuple[int, int]]:
+        return [(n, n) for n in range((cursor or 0) + 1, 5)]
+
+    def goes(job: Job) -> None:
+        runs.append(job.attempt)
+        for batch in job.iterate(numbers, 1):
+            seen.append(batch[0])
+            job.connection.execute("INSERT INTO effect VALUES (%s)", batch)
+            if batch[0] == 3 and len(runs) == 1 and act(job.connection) is LEAVES:
+                break
+
+    async def agoes(job: Job) -> None:
+        runs.append(job.attempt)
+        async for batch in job.aiterate(numbers, 1):
+            seen.append(batch[0])
+            conn = await job.aconnection()
+            await conn.execute("INSERT INTO effect VALUES (%s)", batch)
+            if batch[0] == 3 and len(runs) == 1:
+                answer = act(conn)
+                if answer is not None and await answer is LEAVES:  # type: ignore[misc]
+                    break
+
+    made: Task[..., Any] = pgqueue.task(name="own_end.iterates", transactional=transactional, retry=SOON)(
+        agoes if on_loop else goes
+    )
+    return made
+
+
+KINDS = pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+
+
+@BOTH
+@KINDS
+@pytest.mark.parametrize("then", ["its session is lost", "a deadlock", "an error", "it leaves the loop"])
+async def test_a_batch_that_a_handler_committed_is_not_done_again(
+    dsn: str, accounts: Eyes, then: str, transactional: bool, on_loop: bool
+) -> None:
+    """Its transaction is gone when the error comes to the end of the handler. Naive: the next run does it again."""
+    runs, seen = list[int](), list[int]()
+
+    def act(conn: Any) -> object:
+        if on_loop:
+            return aact(conn)
+        say("COMMIT")(conn)
+        ends(accounts, then)(conn)
+        return LEAVES
+
+    async def aact(conn: Any) -> object:
+        await say("COMMIT")(conn)  # type: ignore[misc]
+        answer = ends(accounts, then)(conn)
+        if answer is not None:
+            await answer  # type: ignore[misc]
+        return LEAVES
+
+    goes = iterating(on_loop, transactional, runs, seen, act)
+    async with work(dsn, goes, poll=0.05):
+        job = enqueued(dsn, goes)
+        await until(lambda: accounts.state(job) == "failed" or len(runs) > 1)
+        await until(accounts.is_in(job, "failed"))
+    assert (runs, seen, outcomes(accounts)) == ([1], [1, 2, 3], ["failed"])
+    assert accounts.all("SELECT job FROM effect ORDER BY job") == [(1,), (2,), (3,)]
+    assert SAID in accounts.one("SELECT message FROM pgqueue.attempt")
+
+
+@BOTH
+@pytest.mark.parametrize("seen_by", ["the batch", "its COMMIT"])
+async def test_a_batch_whose_session_is_lost_spends_no_attempt_and_no_batch_is_repeated(
+    dsn: str, accounts: Eyes, seen_by: str, on_loop: bool
+) -> None:
+    runs, seen = list[int](), list[int]()
+    lose = ends(accounts, "its session is lost" + (", unseen" if seen_by == "its COMMIT" else ""))
+    goes = iterating(on_loop, True, runs, seen, lose)
+    async with work(dsn, goes, poll=0.05):
+        await until(accounts.is_in(enqueued(dsn, goes), "completed"))
+    assert (runs, seen, outcomes(accounts)) == ([1, 1], [1, 2, 3, 3, 4], ["aborted"])
+    assert accounts.all("SELECT job FROM effect ORDER BY job") == [(n,) for n in range(1, 5)]
