@@ -232,7 +232,10 @@ def _unknown_queues(conn: psycopg.Connection[Any], worker: Worker) -> list[str]:
 
 
 def _connections(worker: Worker) -> str:
-    """The most connections: when idle, the completer's, and those of handlers, which have a pool for each kind."""
+    """How many connections: when idle, the completer's, and at most those of handlers, which have a pool for each kind.
+
+    Each pool may have one for each slot at the same time, because it keeps those that are idle for a minute.
+    """
     settings = worker.settings
     own = f"{IDLE_CONNECTIONS if settings.listen else IDLE_CONNECTIONS - 1} idle + 1"
     kinds = {task.is_async for task in tasks.declared() if task.transactional}

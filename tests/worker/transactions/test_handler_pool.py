@@ -100,6 +100,27 @@ async def test_there_is_a_connection_for_every_slot(dsn: str, accounts: Eyes, mo
     assert accounts.one("SELECT count(*) FROM pgqueue.attempt") == 0
 
 
+async def test_handlers_in_threads_and_on_the_loop_have_as_many_each(dsn: str, accounts: Eyes) -> None:
+    """So there are twice as many as slots, after a burst of each kind: connections are kept for a minute."""
+    in_threads, on_loop = threading.Barrier(3), asyncio.Barrier(3)
+
+    def meets(job: Job) -> None:
+        job.connection.execute("SELECT 1")
+        in_threads.wait(30)
+
+    async def ameets(job: Job) -> None:
+        await (await job.aconnection()).execute("SELECT 1")
+        await asyncio.wait_for(on_loop.wait(), 30)
+
+    tasks = declared(meets), declared(ameets)
+    async with work(dsn, *tasks, concurrency=3) as worker:
+        for number, each in enumerate(tasks, 1):
+            with psycopg.connect(dsn) as conn:
+                each.enqueue_many(conn, [()] * 3)
+            await until(accounts.done(3 * number), 30)
+        assert len(accounts.backends("pgqueue job")) == 2 * worker.settings.handler_connections == 6
+
+
 # Connections that broke on one side ----------------------------------------------------------------------------------
 
 
