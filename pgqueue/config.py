@@ -236,12 +236,23 @@ def _normalized(dsn: str) -> str:
         rest = dsn[url.end() :]
         return f"postgresql://{rest if url['driver'] is None else _translated(rest)}"
     if dsn.startswith(EMBEDDED) and dsn != EMBEDDED:
-        raise InvalidOption(f"dsn {safe(dsn)!r}: {EMBEDDED} takes nothing after it")
+        where = "it is the server in .pgqueue of the working directory"
+        raise InvalidOption(f"dsn {safe(dsn)!r}: {EMBEDDED} takes nothing after it; {where}")
     if _OTHER_URL.match(dsn) or (dsn not in (EMBEDDED, OFF) and "=" not in dsn):
         # Without `://` nothing says where a password begins.
         shown = safe(dsn) if "://" in dsn else f"***{dsn[dsn.rfind('@') :]}" if "@" in dsn else dsn
-        raise InvalidOption(f"dsn {shown!r}: use postgresql://user@host/database, or host=… dbname=… user=…")
+        raise InvalidOption(
+            f"dsn {shown!r}: use {_meant(dsn)}postgresql://user@host/database, or host=… dbname=… user=…"
+        )
     return dsn
+
+
+def _meant(dsn: str) -> str:
+    """`embedded:` and its meaning, if that may be what was meant."""
+    from difflib import get_close_matches  # imported here: a program without mistakes needs none of it
+
+    near = get_close_matches(dsn.lower(), [EMBEDDED], 1, 0.8)
+    return f"{EMBEDDED} (with its colon) for the server in .pgqueue of the working directory, " if near else ""
 
 
 def _translated(rest: str) -> str:

@@ -118,6 +118,21 @@ def test_what_is_no_postgres_is_refused_without_its_password(given: str) -> None
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "given", ["embedded", "Embedded:", "embeded:", "EMBEDDED", "embedded;", "embedded://", "embedded:/x"]
+)
+def test_a_misspelt_embedded_server_is_answered_with_the_right_form(given: str) -> None:
+    with pytest.raises(InvalidOption, match=r"embedded: .*the server in \.pgqueue of the working directory"):
+        normalize(given)
+
+
+@pytest.mark.parametrize("given", ["just-a-name", "postgres", "bed", "mysql://embedded"])
+def test_nothing_else_is_taken_for_the_embedded_server(given: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        normalize(given)
+    assert "embedded:" not in str(refused.value)
+
+
 async def test_a_sqlalchemy_url_reaches_the_same_database(dsn: str) -> None:
     normal = normalize(dsn.replace("postgresql://", "postgresql+asyncpg://") + "&prepared_statement_cache_size=0")
     with psycopg.connect(normal) as conn:
