@@ -50,8 +50,8 @@ class Count:
 class QueueInfo:
     """A queue: its jobs, for how long they have waited, and how many live workers serve it. Times are in seconds.
 
-    - `oldest`: for how long the first job that could run has waited. A job whose task is paused cannot, nor one whose
-      task no live worker of its queue knows.
+    - `oldest`: for how long the first job that could run has waited. A job whose queue or task is paused cannot, nor
+      one whose task no live worker of its queue knows. One that waits for a slot, or for any worker at all, could.
     - `longest_blocked`: for how long a blocked job has waited although its key has room. None if there is no such job,
       or no worker leads. Alert on both: a job that could run, and does not, is in one of the two.
     - `counted_at`: when the jobs were counted. Less than a second ago while the tables are small, else 5 to 120 s.
@@ -257,8 +257,10 @@ def _info(found: Measured, name: str, groups: Iterable[Group]) -> QueueInfo:
     states: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         states[group.state].append(group)
-    could = [group.since for group in states["available"] if group.reason not in APART and group.since is not None]
     blocked, paused = found.longest.get(name), found.paused.get(name)
+    # Whether the queue is paused is read now; what was measured may be of the time before the pause, or before its end.
+    open_ = [group for group in states["available"] if group.reason not in APART] if paused is None else []
+    could = [group.since for group in open_ if group.since is not None]
     return QueueInfo(
         name,
         total(states["available"]),

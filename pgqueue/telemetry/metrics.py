@@ -61,7 +61,7 @@ OF_DATABASE = (
         "pgqueue_oldest_eligible_seconds",
         GAUGE,
         ("queue",),
-        "For how long the first job that could run has waited; 0 if there is none.",
+        "For how long the first job that could run, and is not paused, has waited; 0 if there is none.",
     ),
     Metric(
         "pgqueue_longest_blocked_seconds",

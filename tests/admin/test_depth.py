@@ -95,6 +95,33 @@ def test_a_job_of_an_unknown_task_does_not_make_a_queue_old(conn: Conn) -> None:
     assert found.oldest is not None and found.oldest < 60 and found.available == Count(2)
 
 
+@pytest.mark.promise("F82")
+@pytest.mark.parametrize("what", [{"queue": "q"}, {"task": "t"}], ids=["queue", "task"])
+def test_a_paused_job_does_not_make_a_queue_old(conn: Conn, what: dict[str, str]) -> None:
+    """Whether its queue is paused, or its task. It could not run, whatever workers there are."""
+    old = datetime.now(UTC) - timedelta(hours=3)
+    conn.execute("INSERT INTO pgqueue.job (task, queue, enqueued_at) VALUES ('t', 'q', %s)", [old])
+    before = api.depth(conn, "q")
+    assert before.oldest == pytest.approx(3 * 3600, abs=300)
+    api.pause(conn, **what)
+    paused = api.depth(conn, "q")
+    assert (paused.oldest, paused.available) == (None, Count(1))
+    api.resume(conn, **what)
+    assert api.depth(conn, "q").oldest == pytest.approx(3 * 3600, abs=300)
+
+
+@pytest.mark.promise("F82")
+def test_of_a_paused_queue_it_counts_whether_it_is_paused_now(conn: Conn) -> None:
+    """Beside many jobs the numbers are those of a measurement, which may be of the time before the pause or its end."""
+    fill(conn, 20_000)
+    measured(conn, 7)
+    conn.execute("INSERT INTO pgqueue.queue VALUES ('q', now())")
+    assert api.depth(conn, "q").oldest is None
+    conn.execute("UPDATE pgqueue.depth SET reason = 'paused'")
+    conn.execute("DELETE FROM pgqueue.queue")
+    assert api.depth(conn, "q").oldest is not None
+
+
 def test_one_queue_is_told_alone(conn: Conn) -> None:
     fill(conn, 3)
     fill(conn, 2, "other")

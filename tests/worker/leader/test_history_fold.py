@@ -366,6 +366,8 @@ async def test_how_many_jobs_there_are_is_noted_once_a_minute(bench: Bench, eyes
         eyes,
         ("q", "available", "slot", 5, True, 30),
         ("q", "available", "unknown", 7, False, 900),
+        ("s", "available", "paused", 2, True, 900),
+        ("s", "available", "task_paused", 1, True, 900),
         ("q", "blocked", "lock", 3, True, None, 40),
         ("q", "blocked", "rate", 2, True, None, None),
         ("q", "running", "", 0, True),
@@ -373,7 +375,12 @@ async def test_how_many_jobs_there_are_is_noted_once_a_minute(bench: Bench, eyes
         ("", "completed", "", 99, True),
         at=at,
     )
-    wanted = [("q", "available", 12, False, 30.0), ("q", "blocked", 5, True, 40.0), ("r", "scheduled", 4, True, None)]
+    wanted = [
+        ("q", "available", 12, False, 30.0),
+        ("q", "blocked", 5, True, 40.0),
+        ("r", "scheduled", 4, True, None),
+        ("s", "available", 3, True, None),  # paused
+    ]
     await bench.fold.round()
     assert noted(eyes) == wanted
     assert eyes.one("SELECT count(DISTINCT at) FROM pgqueue.history_minute") == 1
