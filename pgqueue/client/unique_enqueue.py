@@ -33,6 +33,10 @@ Other ways do not work or cost more:
 
 A deadlock is possible if one transaction takes keys in several calls. PostgreSQL ends it.
 
+A job that is replaced may have been asked to stop, and given back by its worker before it began. The request was about
+what the job was before. The statement that replaces the job deletes it. Else the next look at requests would cancel
+what was just enqueued.
+
 A key with `hold="pending"` is held until its job starts. It promises the loser that this job will see what the loser's
 transaction has written. To keep the promise, the loser locks that job's row: claims pass over it until the loser's
 transaction has ended.

@@ -33,7 +33,8 @@ WITH put AS MATERIALIZED (
 -- name: unique_enqueue_replace
 -- Jobs that have never started become what this batch says (as `unique_enqueue`, with the job's id), in one move. They keep their ids,
 -- their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a job keeps
--- its turn: it goes to the front of its lane. One row: the ids of the jobs that were changed; the others are on the move.
+-- its turn: it goes to the front of its lane. What was asked of its last run, which never began, is forgotten. One row: the ids of the jobs
+-- that were changed; the others are on the move.
 WITH asked AS MATERIALIZED (
     SELECT line.holder::bigint AS id, line.since::timestamptz AS since, nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most, {{line_values}}
     FROM ROWS FROM (
@@ -43,6 +44,8 @@ WITH asked AS MATERIALIZED (
     ) AS line ({{line_names}}, holder, since, at_most)
 ), gone AS MATERIALIZED (
     SELECT * FROM pgqueue.take_back(ARRAY(SELECT id FROM asked ORDER BY id), ARRAY(SELECT since FROM asked ORDER BY id))
+), forgotten AS MATERIALIZED (
+    SELECT pgqueue.forget_requests(array_agg(id), array_agg(enqueued_at)) AS n FROM gone
 ), changed AS MATERIALIZED (
     SELECT {{job}}, holds, was_due, least(run_at, enqueued_at + make_interval(secs => at_most)) AS run_at
     FROM asked JOIN gone USING (id)
@@ -66,7 +69,7 @@ WITH asked AS MATERIALIZED (
     ) AS heard
     WHERE %(notify)s::boolean
 )
-SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told);
+SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told), (SELECT n FROM forgotten);
 
 -- name: unique_enqueue_impatient
 -- For the rest of this transaction: wait 5 ms at most for a transaction that has a key or a row.

@@ -15,5 +15,5 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
     pgqueue.keys_can_be(text, integer, text, text, text),
     pgqueue.rank_can_be(smallint, smallint, smallint, smallint, smallint, boolean),
     pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.enqueue_replacing(pgqueue.keyed_job[]),
-    pgqueue.take_back(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.advance_sequences(boolean)
+    pgqueue.take_back(bigint[], timestamptz[]), pgqueue.forget_requests(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.advance_sequences(boolean)
     TO :"role";

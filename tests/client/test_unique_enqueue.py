@@ -21,6 +21,7 @@ import pgqueue
 from pgqueue import DuplicateJob, InvalidArguments, JobHandle, NewJob, Unique
 from pgqueue.client import unique_enqueue
 from pgqueue.database import migrations
+from pgqueue.database.statements import text
 from pgqueue.testing import Clock
 
 ORDERS = "SELECT count(*) FROM pgqueue.job"
@@ -499,6 +500,44 @@ def test_a_replaced_job_whose_time_has_come_keeps_its_turn(conn: Conn) -> None:
     put(conn, "k", on_duplicate="replace")
     ids = conn.execute("SELECT id FROM pgqueue.job_available ORDER BY rank, pos").fetchall()
     assert ids[0] == (first.id,)
+
+
+@pytest.mark.promise("F25")
+@pytest.mark.parametrize("forgets", [True, False], ids=["forgets", "naive"])
+@pytest.mark.parametrize("asked", ["this job", "another job", "an earlier job of its id", "a job that runs"])
+def test_a_job_that_was_replaced_is_not_cancelled_by_an_earlier_request(
+    asked: str, forgets: bool, conn: Conn, eyes: Eyes
+) -> None:
+    """It was asked to stop while it ran, and its worker gave it back before it had begun. The naive version lets the
+    request stand, and with it the job that was just enqueued is lost."""
+    if not forgets:
+        eyes.do(
+            "CREATE OR REPLACE FUNCTION pgqueue.forget_requests(ids bigint[], since timestamptz[]) RETURNS integer "
+            "LANGUAGE sql RETURN 0"
+        )
+    job = make(conn, "running", "pending", attempt=1)
+    other = make(conn, "running", "pending", key="other", attempt=1)
+    if asked == "another job":
+        pgqueue.cancel(conn, other)
+    elif asked != "a job that runs":
+        assert [answer.did for answer in pgqueue.cancel(conn, job)] == ["requested"]
+    if asked == "an earlier job of its id":
+        conn.execute("UPDATE pgqueue.job_signal SET enqueued_at = enqueued_at - interval '1 hour'")
+    released = [job] if asked == "a job that runs" else [job, other]
+    release = {"ids": released, "claims": [1] * len(released), "worker_id": 1, "notify": True}
+    conn.execute(text("complete_release", "pgqueue").encode(), release)
+    if asked == "a job that runs":
+        pgqueue.cancel(conn, other)
+        direct = "SELECT pgqueue.forget_requests(array_agg(id), array_agg(enqueued_at)) FROM pgqueue.job WHERE id = %s"
+        assert conn.execute(direct, [other]).fetchone() == (0,)
+    assert put(conn, "k", on_duplicate="replace", x=1) == JobHandle(job, created=False, replaced=True)
+    conn.execute(text("cancellation_settle", "pgqueue").encode(), {"n": 10})
+    states = dict(conn.execute("SELECT id, state FROM pgqueue.job").fetchall())
+    lost = asked == "this job" and not forgets
+    assert states[job] == ("cancelled" if lost else "available")
+    assert states[other] == {"another job": "cancelled", "a job that runs": "running"}.get(asked, "available")
+    left = conn.execute("SELECT job_id FROM pgqueue.job_signal").fetchall()
+    assert left == ([(other,)] if asked == "a job that runs" else [])
 
 
 @pytest.mark.second
