@@ -17,6 +17,7 @@ from servers import memory
 
 import pgqueue
 from pgqueue.cli import main
+from pgqueue.database import migrations
 from pgqueue.jobs import job
 from pgqueue.worker import services
 
@@ -193,6 +194,12 @@ def test_no_page_names_a_command_or_option_that_is_not_there(page: Path) -> None
         if name == "systemd":  # takes whatever `work` takes
             known |= flags(commands()["work"])
         assert given <= known, f"{pages.name(page)}: pgqueue {' '.join([name, *rest])}"
+
+
+def test_the_example_of_migrate_names_each_migration() -> None:
+    page = (ROOT / "docs" / "schema.md").read_text(encoding="utf-8")
+    named = re.findall(r"^applied (\w+)$", page, re.MULTILINE)
+    assert named == [f"{each.version:04}_{each.name}" for each in migrations.files()]
 
 
 def test_every_public_name_is_described() -> None:
