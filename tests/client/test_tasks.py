@@ -380,6 +380,7 @@ def named(call: Callable[[], object]) -> str:
 def test_words_of_other_queues_are_answered_with_ours() -> None:
     ours: Any = task(name="words.charge")(charge)
     assert "task.enqueue(conn, …)" in named(lambda: ours.delay(1))
+    assert "task.using(delay=30)" in named(lambda: ours.perform_in(60, 1))
     assert "task.using(delay=30).enqueue(conn, …)" in named(lambda: ours.apply_async((1,), countdown=3))
     assert "job.enqueue(task, …)" in named(lambda: ours.s(1))
     assert named(lambda: ours.nothing) == "'Task' object has no attribute 'nothing'"

@@ -17,6 +17,7 @@ from servers import memory
 
 import pgqueue
 from pgqueue.cli import main
+from pgqueue.client.tasks import OTHER_WORDS
 from pgqueue.database import migrations
 from pgqueue.jobs import job
 from pgqueue.worker import services
@@ -94,6 +95,14 @@ def test_the_index_says_of_every_page_which_question_it_answers() -> None:
     rows = re.findall(r"^\| \[[^\]]+\]\([^)]+\) \| (.*) \|$", INDEX.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rows) >= len(PAGES) - 1
     assert [row for row in rows if not row.endswith("?")] == []
+
+
+def test_each_word_of_other_queues_that_an_error_knows_stands_on_their_page() -> None:
+    """So what an error answers in a line has a page that says how it differs."""
+    said = set(
+        re.findall(r"`([a-z_]+)(?:\([^`]*\))?`", (ROOT / "docs" / "other-queues.md").read_text(encoding="utf-8"))
+    )
+    assert OTHER_WORDS.keys() - said == set()
 
 
 # What the README must be ---------------------------------------------------------------------------------------------
