@@ -35,8 +35,8 @@ STUCK_SECONDS = 30.0
 UNSERVED_SECONDS = 30.0
 """So long a job may wait in a queue without a worker: the worker may just be starting."""
 UNSERVED_MOST = 1_000
-ABANDONED_SECONDS = 7 * 86_400.0
-"""A relay that has been silent for longer is not missed any more: its application may be gone."""
+RELAY_SECONDS, ABANDONED_SECONDS = 3_600.0, 7 * 86_400.0
+"""A relay is missed from then on: `relay --once` may run now and then. And until then: its application may be gone."""
 NOTIFY_SHARE, CONNECTIONS_SHARE = 0.25, 0.9
 EXPLAINED = frozenset({"paused", "task_paused", "unserved", "unknown"})
 """Jobs that wait for one of these are no sign of too few slots: the pause, or another finding, says why they wait."""
@@ -361,7 +361,7 @@ def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int,
 
 def _of_relays(relays: Iterable[lag.RelayLag]) -> Iterator[Finding]:
     for each in relays:
-        if each.is_silent and each.reported < ABANDONED_SECONDS:
+        if RELAY_SECONDS < each.reported < ABANDONED_SECONDS:
             what = f"the relay of outbox {each.name} reports no more: what is staged there becomes no job"
             todo = "start it: `pgqueue relay --from …`; if it runs, its log says what it waits for, as missing tables"
             yield Finding("relay", WARNING, what, todo, "docs/relay.md#operations", each.reported)

@@ -216,8 +216,8 @@ def an_unknown_task(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.Monkey
 
 
 def a_silent_relay(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
-    """One that works, one that works no more, and one whose application is gone."""
-    for name, ago in (("works", "140 s"), ("db/shop", "4 min"), ("gone", "8 days")):
+    """One that works, one that runs now and then, one that works no more, and one whose application is gone."""
+    for name, ago in (("works", "140 s"), ("once an hour", "55 min"), ("db/shop", "61 min"), ("gone", "8 days")):
         eyes.do(
             "INSERT INTO pgqueue.relay_fence (source, epoch, name, waiting, refused, reported_at) "
             "VALUES (gen_random_uuid(), 1, %s, 0, 0, now() - %s::interval)",
