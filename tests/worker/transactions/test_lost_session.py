@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import psycopg
 import pytest
 from accounts import accounts
+from servers import Server
 from transactional_tasks import declared, enqueued, outcomes
 from workers import Eyes, until, wait_until, work
 
 import pgqueue
-from pgqueue import Cancel, Fail, Job, Retry, RetryPolicy, Snooze
+from pgqueue import Cancel, Fail, Job, Retry, RetryPolicy, Snooze, Worker
+from pgqueue.database import migrations
 from pgqueue.worker.run import serialization_retries
 from pgqueue.worker.run.serialization_retries import ABORTS_MOST, aborted
 
@@ -259,3 +263,150 @@ async def test_a_loss_that_the_handler_has_dealt_with_is_no_reason_any_more(dsn:
         await until(accounts.is_in(enqueued(dsn, with_policy(dealing, ONCE)), "failed"))
     assert runs == [1]
     assert outcomes(accounts) == ["failed"]
+
+
+# Many at once ---------------------------------------------------------------------------------------------------------
+
+LOCKED = "SELECT pg_advisory_lock(%s)"
+SESSIONS = """
+    SELECT count(*)::int, count(*) FILTER (WHERE xact_start IS NOT NULL)::int,
+           count(*) FILTER (WHERE EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND locktype = 'advisory'))::int
+    FROM pg_stat_activity a WHERE datname = current_database() AND application_name = 'pgqueue job'
+"""
+
+
+def left(worker: Worker, eyes: Eyes, on_loop: bool) -> dict[str, Any]:
+    """What is held after all jobs have ended: slots, runs, permits, transactions, sessions and what they have open."""
+    services = worker.services
+    pool = services.context._transactional._around.pool
+    permits = (pool.on_loop if on_loop else pool.threads).permits
+    [(sessions, transactions, locks)] = eyes.all(SESSIONS)
+    return {
+        "slots": [group.running for group in services.running.groups],
+        "runs": len(services.running.runs),
+        "pauses": len(services.executor._retries._pausing),
+        "notes": len(services.executor._retries._noting),
+        "permits": None if permits is None else (permits.taken, len(permits._waiting)),
+        "open": len(services.context._transactional._open),
+        "sessions": sessions,
+        "transactions": transactions,
+        "advisory locks": locks,
+    }
+
+
+@pytest.mark.second
+@BOTH
+@pytest.mark.parametrize("size", [10, 3])
+@pytest.mark.parametrize("asks", [True, False], ids=["handler", "commit"])
+async def test_after_fifty_losses_of_ten_jobs_at_once_nothing_is_held(
+    dsn: str, accounts: Eyes, asks: bool, size: int, on_loop: bool
+) -> None:
+    runs, losses = Counter[int](), 0
+    together = threading.Barrier(10)
+
+    def begins(job: Job) -> bool:
+        runs[job.id] += 1
+        return losses > 0 and runs[job.id] <= 5
+
+    def lose(pid: int) -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(SESSION, [pid])
+
+    def writes(job: Job) -> None:
+        loses = begins(job)
+        if not losses:
+            together.wait(30)
+        conn = job.connection
+        conn.execute(LOCKED, [job.id])
+        conn.execute("INSERT INTO effect VALUES (%s)", [job.id])
+        if loses:
+            lose(conn.info.backend_pid)
+            if asks:
+                conn.execute("SELECT 1")
+
+    async def awrites(job: Job) -> None:
+        loses = begins(job)
+        if not losses:
+            await until(lambda: len(runs) == 10)
+        conn = await job.aconnection()
+        await conn.execute(LOCKED, [job.id])
+        await conn.execute("INSERT INTO effect VALUES (%s)", [job.id])
+        if loses:
+            await asyncio.to_thread(lose, conn.info.backend_pid)
+            if asks:
+                await conn.execute("SELECT 1")
+
+    writing = declared(awrites if on_loop else writes)
+    async with work(dsn, writing, concurrency=10, pool_size=size) as worker:
+
+        async def ended(jobs: int) -> dict[str, Any]:
+            await until(accounts.done(jobs))
+            await until(lambda: not worker.state.held)
+            await until(lambda: not left(worker, accounts, on_loop)["transactions"])  # begun early
+            return left(worker, accounts, on_loop)
+
+        for _ in range(10):
+            enqueued(dsn, writing)
+        before = await ended(10)
+        threads, tasks, losses = threading.active_count(), len(asyncio.all_tasks()), 5
+        threads += 10 if on_loop else 0  # those of the loop's own executor, in which this test ends sessions
+        for _ in range(10):
+            enqueued(dsn, with_policy(writing, ONCE))
+        after = await ended(20)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and threading.active_count() <= threads)
+    assert after.pop("sessions") <= size >= before.pop("sessions")
+    assert after == before
+    assert accounts.all("SELECT count(*)::int, count(DISTINCT job)::int FROM effect") == [(20, 20)]
+    assert outcomes(accounts) == ["aborted"] * 50
+    assert accounts.all("SELECT DISTINCT state, attempt FROM pgqueue.job") == [("completed", 1)]
+
+
+@pytest.mark.second
+@BOTH
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_a_restart_of_the_server_doubles_and_loses_nothing_of_ten_jobs(
+    own_server: Server, mode: str, on_loop: bool
+) -> None:
+    """Half of them are in a batch. Whether an attempt is spent depends on how soon the server is back."""
+    dsn = own_server.dsn("postgres")
+    migrations.migrate(dsn)
+    with psycopg.connect(dsn) as conn:
+        conn.execute("CREATE TABLE effect (job bigint NOT NULL, n int NOT NULL)")
+    waiting, down = set[int](), threading.Event()
+    numbers = [(n, n) for n in range(1, 6)]
+
+    def goes(job: Job, batches: bool) -> None:
+        for batch in job.iterate(lambda cursor: numbers[cursor or 0 :], 1) if batches else [[3]]:
+            job.connection.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, batch[0]])
+            if batch[0] == 3 and job.id not in waiting:
+                waiting.add(job.id)
+                assert down.wait(60)
+
+    async def each(job: Job, batches: bool) -> AsyncIterator[list[int]]:
+        if not batches:
+            yield [3]
+            return
+        async for batch in job.aiterate(lambda cursor: numbers[cursor or 0 :], 1):
+            yield batch
+
+    async def agoes(job: Job, batches: bool) -> None:
+        async for batch in each(job, batches):
+            conn = await job.aconnection()
+            await conn.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, batch[0]])
+            if batch[0] == 3 and job.id not in waiting:
+                waiting.add(job.id)
+                await until(down.is_set)
+
+    going = declared(agoes if on_loop else goes)
+    async with work(dsn, going, concurrency=10, poll=0.05):
+        for number in range(10):
+            enqueued(dsn, going, number % 2 == 0)
+        await until(lambda: len(waiting) == 10)
+        await asyncio.to_thread(own_server.stop, mode)
+        down.set()
+        await asyncio.to_thread(own_server.start)
+        eyes = Eyes(dsn)
+        await until(eyes.done(10))
+    effects = eyes.all("SELECT count(*)::int, count(DISTINCT (job, n))::int FROM effect")
+    eyes.close()
+    assert effects == [(30, 30)]
