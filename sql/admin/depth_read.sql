@@ -25,10 +25,11 @@ SELECT json_build_object(
                 FROM told WHERE longest_blocked IS NOT NULL AND queue <> ''),
     'served', (SELECT coalesce(json_agg(json_build_array(s.queue, s.workers)), '[]')
                FROM (SELECT u.queue, count(*) AS workers
-                     FROM (SELECT w.queues, w.state, w.dead_at, w.beat_at, w.lease FROM pgqueue.worker w ORDER BY w.id DESC LIMIT 1000) AS w
-                     CROSS JOIN unnest(w.queues) AS u (queue)
-                     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= clock.now - 3 * w.lease
-                       AND (%(queue)s::text IS NULL OR u.queue = %(queue)s::text) GROUP BY u.queue) AS s),
+                     FROM (SELECT w.queues FROM pgqueue.worker w
+                           WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= clock.now - 3 * w.lease
+                           ORDER BY w.id DESC LIMIT 1000) AS live
+                     CROSS JOIN unnest(live.queues) AS u (queue)
+                     WHERE %(queue)s::text IS NULL OR u.queue = %(queue)s::text GROUP BY u.queue) AS s),
     'paused', (SELECT coalesce(json_agg(json_build_array(q.name, extract(epoch FROM q.paused_at)::float8, left(q.paused_by, 200))), '[]')
                FROM pgqueue.queue q WHERE %(queue)s::text IS NULL OR q.name = %(queue)s::text)
 )::text

@@ -402,6 +402,19 @@ def test_a_worker_of_another_queue_only_is_not_enough(dsn: str, eyes: Eyes) -> N
 
 
 @pytest.mark.promise("F83")
+def test_dead_workers_do_not_hide_the_one_that_lives(dsn: str, eyes: Eyes) -> None:
+    """Rows of dead workers are kept for an hour: a process that crashes at its start, again and again, leaves many."""
+    with leading(dsn, eyes):
+        worker(eyes)
+        eyes.do(
+            "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state, beat_at, dead_at) "
+            "SELECT '15 s', 1, 2, 'h', '1', '{default}', 'stopped', now(), now() FROM generate_series(1, 1001)"
+        )
+        waiting(eyes, 2)
+        assert findings(dsn) == []
+
+
+@pytest.mark.promise("F83")
 def test_a_worker_that_serves_the_queue_again_ends_the_finding(dsn: str, eyes: Eyes) -> None:
     """Even if the measurement is of the time before."""
     measured_before(eyes)
