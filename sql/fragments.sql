@@ -1055,7 +1055,7 @@ AND (b.ended_before IS NULL OR w.finished_at < b.ended_before)
 -- name: bulk_times
 -- When the operation `b` may go on (`next_at`), and until when its process has it (`leased_until`), at `clock.now`. A time that is further
 -- than the longest pause could have set it is over: the clock was set back.
-SELECT CASE WHEN b.next_at > clock.now + pause.most THEN '-infinity' ELSE b.next_at END AS next_at,
+SELECT CASE WHEN b.next_at > clock.now + pause.most THEN clock.now ELSE b.next_at END AS next_at,
     CASE WHEN b.leased_until > clock.now + pause.most + make_interval(secs => %(lease)s::float8) THEN '-infinity' ELSE b.leased_until END
         AS leased_until
 FROM (SELECT make_interval(secs => greatest(%(later)s::float8, coalesce(1 / b.pace, 0) + 1)) AS most) AS pause
