@@ -128,7 +128,7 @@ class _Both:
     """Whether it is in a transaction that only the worker may end."""
     ended_by_handler = False
     """Whether that one was ended by a COMMIT or ROLLBACK in the handler's SQL. Seen at an answer that leaves no
-    transaction open; it stays, whatever the handler begins or closes afterwards."""
+    transaction open, or before (`handler_cursor`); it stays, whatever the handler begins or closes afterwards."""
     prepared: CommitMessage | None = None
     """What completes a job in one message; None behind a pooler, and where nothing is prepared."""
     number = 0
@@ -153,6 +153,11 @@ class _Both:
         if (said := self._beginning(claim)) is not None:
             await self._say(said)
         self.kept, self.ended_by_handler = True, False
+
+    def note_own_end(self) -> None:
+        """The handler is about to send a COMMIT: whatever the answer is, it has ended the transaction."""
+        if self.kept:
+            self.ended_by_handler = True
 
     def _heard(self) -> None:
         """An answer has come: see whether the transaction is still there."""

@@ -35,7 +35,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from psycopg import AsyncConnection, AsyncCursor, Cursor, Error, OperationalError
+from psycopg import AsyncConnection, Error, OperationalError
 from psycopg.rows import tuple_row
 
 from pgqueue.database import forks
@@ -44,6 +44,7 @@ from pgqueue.database.sessions import Link, options
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.worker.transactions.commit_message import CommitMessage
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
+from pgqueue.worker.transactions.handler_cursor import AsyncHandlerCursor, HandlerCursor
 from pgqueue.worker.transactions.permits import Permits
 from pgqueue.worker.transactions.steps import asend, awaited, blocked, run, send
 
@@ -309,7 +310,7 @@ class HandlerPool:
         """The next job did not ask for dicts; and a session that the worker did not end itself may go on."""
         conn.kept = False
         conn.row_factory = tuple_row
-        conn.cursor_factory = AsyncCursor if isinstance(conn, AsyncConnection) else Cursor
+        _give_cursors(conn)
         conn.prepare_threshold = self._prepare
         identity = self._known.get(conn)
         if conn.broken and identity is not None:
@@ -338,12 +339,14 @@ class HandlerPool:
 
     def _configure(self, conn: HandlerConnection) -> None:
         forks.cut_in_children(conn)
+        _give_cursors(conn)
         if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchone()):
             done: Future[object] = asyncio.run_coroutine_threadsafe(_awaited(self._listed), self._loop)
             done.result()
 
     async def _aconfigure(self, conn: AsyncHandlerConnection) -> None:
         forks.cut_in_children(conn)
+        _give_cursors(conn)
         cursor = await conn.execute(text("sessions_identity", self._link.schema))
         if self._own(conn, await cursor.fetchone()):
             await self._listed()
@@ -356,6 +359,14 @@ class HandlerPool:
             self._known[conn] = (row[0], row[1])
         conn.own, conn.prepared = True, self._prepared
         return True
+
+
+def _give_cursors(conn: HandlerConnection | AsyncHandlerConnection) -> None:
+    """Its cursors are those of handlers, whatever the handler before has set."""
+    if isinstance(conn, AsyncConnection):
+        conn.cursor_factory = AsyncHandlerCursor
+    else:
+        conn.cursor_factory = HandlerCursor
 
 
 def _closed() -> PoolClosed:

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from accounts import accounts
+from psycopg.sql import SQL
 from transactional_tasks import BOTH, SOON, declared, enqueued, outcomes
 from workers import Eyes, until, work
 
@@ -15,6 +16,7 @@ import pgqueue
 from pgqueue import Job, Snooze
 from pgqueue.client.tasks import Task
 from pgqueue.worker.run import serialization_retries
+from pgqueue.worker.transactions.handler_cursor import ends_transaction
 
 __all__ = ["accounts"]
 
@@ -96,7 +98,17 @@ def handler(on_loop: bool, runs: list[int], *steps: Callable[[Any], object]) -> 
 
 @BOTH
 @pytest.mark.parametrize(
-    "texts", [("COMMIT", "BEGIN"), ("COMMIT",), ("COMMIT; SELECT 1 / 0",), ("PREPARE TRANSACTION 'own'",)], ids=str
+    "texts",
+    [
+        ("COMMIT", "BEGIN"),
+        ("COMMIT",),
+        ("COMMIT; SELECT 1 / 0",),
+        ("PREPARE TRANSACTION 'own'",),
+        ("COMMIT AND CHAIN",),
+        ("END; BEGIN",),
+        (f"COMMIT; {SESSION % 'pg_backend_pid()'}",),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "then",
@@ -120,6 +132,23 @@ async def test_what_a_handler_committed_is_not_done_again(
     if texts[0].startswith("PREPARE"):
         accounts.do("COMMIT PREPARED 'own'")
     assert accounts.one(BALANCE) == 90
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("COMMIT", True), (b" commit;", True), ("/* web:1 */ -- so\n end", True), ("COMMIT AND CHAIN", True),
+        (";COMMIT WORK", True), ("prepare\ttransaction 'x'", True), (b"/* a */commit and no chain", True),
+        ("COMMIT PREPARED 'x'", False), ("committed", False), ("SELECT 'COMMIT'", False), ("-- COMMIT", False),
+        ("/* COMMIT */ SELECT 1", False), ("PREPARE p AS SELECT 1", False), ("ending", False), (b"ROLLBACK", False),
+        ("DO $$ BEGIN NULL; END $$", False), ("", False), (None, False),
+        (SQL("commit"), True), (SQL("SELECT 1"), False),
+        ("/* a */ " * 50_000 + "END", True), ("/* a */ " * 50_000 + "/* COMMIT", False),
+    ],
+)  # fmt: skip
+def test_the_first_word_of_a_text_says_whether_it_ends_the_transaction(text: object, ends: bool) -> None:
+    """Also behind many comments. A pattern that goes back tries each way to divide them, and never ends."""
+    assert ends_transaction(text) is ends
 
 
 @BOTH
