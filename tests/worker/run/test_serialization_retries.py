@@ -431,6 +431,29 @@ async def test_an_abort_that_cannot_be_noted_is_a_failure(
     assert eyes.all(ROWS) == [(1, "failed", 1), (2, "failed", 1)]
 
 
+@task(name="aborts.in_time")
+def in_time(job: Job) -> None:
+    stage.runs.append(job.attempt)
+    with psycopg.connect(stage.dsn, autocommit=True) as conn:
+        while not (conn.execute("SELECT pgqueue.now() > %s", [job.deadline]).fetchone() or [None])[0]:
+            conn.execute("SELECT pg_sleep(0.01)")
+    if len(stage.runs) == 1:
+        raise DeadlockDetected
+
+
+async def test_a_deadline_that_passes_meanwhile_stops_no_run_of_a_started_attempt(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection
+) -> None:
+    async with work(dsn, in_time):
+        for seconds in (0.3, 3.0, 30.0):  # on a slow machine it may not have started by then
+            if not stage.runs:
+                in_time.using(deadline=seconds).enqueue(conn)
+                conn.commit()
+                await until(lambda: eyes.states().keys() <= {"completed", "cancelled"})
+    assert eyes.states()["completed"] == 1
+    assert stage.runs == [1, 1]
+
+
 @BOTH
 @pytest.mark.parametrize("how", ["cancel", "quiet"])
 async def test_what_stops_a_job_does_not_wait_for_its_note(
