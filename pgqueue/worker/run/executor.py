@@ -24,7 +24,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.database import forks
 from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job, fields, running_job, unfit_of
-from pgqueue.jobs.outcomes import COMPLETED, RELEASED, WRITTEN, Outcome, given, interrupted, undescribed, unfit
+from pgqueue.jobs.outcomes import COMPLETED, RELEASED, Outcome, given, interrupted, undescribed, unfit
 from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
@@ -284,7 +284,7 @@ class Executor:
             job.ran = ran = now - started
             if run.stop_outcome is not None:
                 if not run.lost:
-                    self._finish(job, outcome if outcome is WRITTEN else run.stop_outcome[1])
+                    self._finish(job, run.instead_of(outcome))
                     self._forget(job, run)
                 group.end(ran)
                 self._slot_freed(group)
@@ -322,7 +322,8 @@ class Executor:
         except asyncio.CancelledError as error:
             end_child(self._forks, job, error)
             # Only a shutdown gives a job back: a job that cancels itself would come back at once, for ever.
-            return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
+            gives_back = self._running.cancelled and job.own_end is None
+            return STOPPED if gives_back else given(job, task.retry, error, raised=True)
         except BaseException as error:
             end_child(self._forks, job, error)
             if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is None:
@@ -392,6 +393,8 @@ class Executor:
                 outcome = self._context.copy().run(self._call_sync, job, task)
         except Interrupted as error:
             end_child(self._forks, job, error)  # else `stop_outcome` says how the job ends
+            if job.own_end is not None:
+                outcome = given(job, task.retry, error, raised=True)
         except BaseException as error:
             outcome = undescribed(job, task.retry, error)
         run.job, run.ident = None, 0

@@ -190,7 +190,14 @@ class Run:
         with self.lock:  # a call that takes the job away has done so, or sees that we have left
             self.stopped = self.stop_outcome is not None
             _raised.pop(threading.get_ident(), None)
-        return outcome if self.stop_outcome is None or outcome is WRITTEN else self.stop_outcome[1]
+        return self.instead_of(outcome)
+
+    def instead_of(self, outcome: Outcome) -> Outcome:
+        """How the job ends: by the stop outcome if there is one. But not if its handler has committed: neither with
+        the job's end, nor by a COMMIT of its own, which a second run could do twice."""
+        if self.stop_outcome is None or outcome is WRITTEN or self.stop_outcome[0].own_end is not None:
+            return outcome
+        return self.stop_outcome[1]
 
 
 def _take_back() -> None:

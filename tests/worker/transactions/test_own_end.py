@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import psycopg
@@ -162,6 +165,40 @@ async def test_what_a_handler_rolled_back_and_chained_is_made_anew(dsn: str, acc
         await until(accounts.is_in(enqueued(dsn, chaining), "completed"))
     assert (runs, outcomes(accounts)) == ([1, 1], ["aborted"])
     assert accounts.one(BALANCE) == 90
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["timeout", "cancel", "shutdown"])
+async def test_a_job_that_is_stopped_after_a_commit_of_its_own_is_not_given_back(
+    dsn: str, accounts: Eyes, how: str, on_loop: bool
+) -> None:
+    runs, committed = list[int](), threading.Event()
+
+    def hangs(job: Job) -> None:
+        runs.append(job.attempt)
+        say(TAKE, "COMMIT")(job.connection)
+        committed.set()
+        while True:
+            sleep(0.01)
+
+    async def ahangs(job: Job) -> None:
+        runs.append(job.attempt)
+        await say(TAKE, "COMMIT")(await job.aconnection())  # type: ignore[misc]
+        committed.set()
+        await asyncio.sleep(3600)
+
+    hanging = declared(ahangs if on_loop else hangs, **({"timeout": 0.5} if how == "timeout" else {}))
+    async with work(dsn, hanging, poll=0.05) as worker:
+        job = enqueued(dsn, hanging)
+        await until(committed.is_set)
+        if how == "cancel":
+            with psycopg.connect(dsn) as conn:
+                pgqueue.cancel(conn, job)
+        elif how == "shutdown":
+            await worker.stop(0)
+        await until(lambda: accounts.state(job) != "running")
+    assert (accounts.state(job), runs, accounts.one(BALANCE)) == ("failed", [1], 90)
+    assert SAID in accounts.one("SELECT message FROM pgqueue.attempt")
 
 
 # In a batch of an iteration -------------------------------------------------------------------------------------------
