@@ -9,6 +9,10 @@ SELECT kind, leaves, bin, extract(epoch FROM retention)::float8, extract(epoch F
        since < pgqueue.now() - retention / (leaves - 2)
 FROM pgqueue.ring ORDER BY kind;
 
+-- name: pruner_count_anew
+-- Count the leaf of this ring from now on, if it has begun in a time to come. No row: it has not.
+UPDATE pgqueue.ring SET since = pgqueue.now() WHERE kind = %(kind)s::text AND since > pgqueue.now() RETURNING kind;
+
 -- name: pruner_waiters
 -- Forget waiters that have waited for a job for more than an hour. Most died without a word; a waiter that lives goes
 -- on by looking.

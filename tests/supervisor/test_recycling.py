@@ -82,7 +82,7 @@ def test_enough_jobs_and_a_lost_slot_make_unfit(most: int, monkeypatch: pytest.M
     process.vitals = {"lost": 0, "ended": most - 1}
     assert not looks.worn(process)
     process.vitals = {"lost": 0, "ended": most}
-    assert looks.worn(process) and f"{most} jobs" in process.child.unfit
+    assert looks.worn(process) and f"{most:,} jobs" in process.child.unfit
     looks, process, _ = make(monkeypatch)
     process.vitals = {"lost": 1, "ended": 10**6}
     assert looks.worn(process) and "did not stop" in process.child.unfit

@@ -7,6 +7,10 @@ wait for, and leaves the last two to a second round, soon after.
 Advancing is one transaction inside the database: it truncates the next leaf and moves to it, or does neither. It waits
 at most 50 ms for a reader of history, so that no session queues behind it. If that fails, it is tried again in the
 next round.
+
+If the server's clock was ahead when a ring turned, and was set back, the ring seems to have turned in a time to come.
+It would not turn before that time, and history would grow. So its leaf is then counted from now on. That is done when
+it has seemed so for an hour: a clock that is behind for a moment looks the same, and a leaf would be thrown away early.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
 BULKS_AT_ONCE = 100
 DISCARDED_MOST = 50_000
+AHEAD_SECONDS = 3_600.0
+"""For so long, by this machine's steady clock, a ring must seem to have turned in a time to come."""
 
 
 class Pruner:
@@ -45,6 +51,8 @@ class Pruner:
         self._also = also
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
         self._keys_after = ""
+        self._ahead: dict[str, float] = {}
+        """The rings that seem to have turned in a time to come, and since when, by `monotonic`."""
         self._wake = asyncio.Event()
         self._new = False
         """Whether this worker leads since a moment ago."""
@@ -78,6 +86,7 @@ class Pruner:
             rows = plural(restored, "row is", "rows are")
             log.warning("something has emptied the tables ring or duty: %s put back", rows)
         blocked = await self._blocked([kind for kind, _, _, _, _, due in found if due])
+        await self._count_anew([kind for kind, _, _, _, age, _ in found if age < 0])
         new, self._new = self._new, False
         if not new:
             await self._tidy()
@@ -115,6 +124,15 @@ class Pruner:
             return
         if gone:
             log.info("keys of discarded jobs: %d that have expired were removed", gone)
+
+    async def _count_anew(self, ahead: list[str]) -> None:
+        """Count the leaves of these rings from now on, if the rings have been ahead for long."""
+        now, link = monotonic(), self._session.link
+        self._ahead = {kind: self._ahead.get(kind, now) for kind in ahead}
+        for kind in [kind for kind, since in self._ahead.items() if now - since >= AHEAD_SECONDS]:
+            [rows] = await self._session.run(link.statement("pruner_count_anew", kind=kind))
+            if rows:
+                log.warning("history %s had turned in a time to come: was the clock of the server set back?", kind)
 
     async def _blocked(self, due: list[str]) -> bool:
         """Advance the rings that are due; return whether a reader prevented one."""

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from pgqueue.database.backoff import persist
+from pgqueue.plain_text import plural
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -57,8 +58,9 @@ class Renewal:
 
     async def _begin_anew(self) -> None:
         state, old = self._state, self._state.id
-        said = "worker %d takes no jobs until its %d have ended: its claims' numbers end, it registers anew"
-        log.warning(said, old, len(state.held))
+        held = plural(len(state.held), "job that it holds has", "jobs that it holds have")
+        said = "worker %d takes no jobs until %s ended: the numbers of its claims end, it registers anew"
+        log.warning(said, old, held)
         state.renewing = True
         try:
             while not self._drained_and_closed():

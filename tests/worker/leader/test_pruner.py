@@ -14,6 +14,7 @@ from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.outcomes import COMPLETED
 from pgqueue.testing import Clock
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
+from pgqueue.worker.leader import pruner
 from pgqueue.worker.leader.pruner import READ_SECONDS, ROUND_SECONDS, SECOND_SECONDS, Pruner
 
 LEAVES = {"done": 8, "dead": 16, "attempt": 16}
@@ -76,6 +77,46 @@ async def test_a_ring_turns_when_its_leaf_is_old_enough_and_not_before(bench: Be
     await bench.maintenance.round()
     assert (bench.bin(), bench.bin("dead"), bench.bin("attempt")) == (2, 1, 1)
     assert bench.also == 5
+
+
+@pytest.mark.promise("F20")
+async def test_a_ring_that_turned_in_a_time_to_come_turns_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's clock was a year ahead when the rings turned. The naive version: history grows for a year."""
+    now = bench.eyes.one("SELECT pgqueue.now()")
+    bench.later("1 year")
+    await bench.maintenance.round()
+    assert {bench.bin(kind) for kind in LEAVES} == {1}
+    bench.clock.set(now)
+    bench.finish()
+    await bench.maintenance.round()  # it may be right in a moment
+    assert bench.eyes.one("SELECT count(*) FROM pgqueue.ring WHERE since > pgqueue.now()") == 5
+    monkeypatch.setattr(pruner, "AHEAD_SECONDS", 0.0)
+    await bench.maintenance.round()
+    assert bench.eyes.one("SELECT count(*) FROM pgqueue.ring WHERE since > pgqueue.now()") == 0
+    assert {bench.bin(kind) for kind in LEAVES} == {1} and bench.history() == ["x"]
+    bench.later("4 hours 1 minute")
+    await bench.maintenance.round()
+    assert bench.bin() == 2 and bench.history() == ["x"]
+
+
+@pytest.mark.promise("F20")
+async def test_a_clock_that_was_behind_for_a_moment_changes_no_ring(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive is to count anew at once: the leaf would seem a day old when the clock is right again."""
+    now = bench.eyes.one("SELECT pgqueue.now()")
+    for _ in range(2):
+        bench.later("-1 day")
+        await bench.maintenance.round()
+        bench.clock.set(now)
+        await bench.maintenance.round()
+    assert bench.bin() == 0
+    monkeypatch.setattr(pruner, "AHEAD_SECONDS", 0.0)
+    bench.later("-1 day")
+    await bench.maintenance.round()
+    bench.clock.set(now)
+    await bench.maintenance.round()
+    assert bench.bin() == 1
 
 
 @pytest.mark.promise("F20")

@@ -70,7 +70,7 @@ async def test_a_worker_goes_on_past_the_last_number(dsn: str, eyes: Eyes, caplo
         at(worker, LAST - 15)
         await until(lambda: worker.state.renewing)
         put(dsn, *[each.new(number) for number in range(10, 40) for each in (counts, writes)])
-        await until(lambda: "takes no jobs until the 1 that it holds have ended" in caplog.text)
+        await until(lambda: "takes no jobs until 1 job that it holds has ended" in caplog.text)
         assert worker.worker_id == first
         go.set()
         await until(eyes.done(81), 30.0)
