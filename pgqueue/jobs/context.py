@@ -75,6 +75,9 @@ class JobContext:
         """Why the job is not complete although its handler has returned; None if it is complete."""
         return None
 
+    def raised(self, job: Job) -> None:
+        """The job's handler has raised: note at the job what became of what it has begun. Sends nothing."""
+
     def abandoned(self, job: Job) -> None:
         """The job was taken away from its handler, which goes on."""
 

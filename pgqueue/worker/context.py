@@ -76,6 +76,9 @@ class WorkerContext(JobContext):
     def left(self, job: Job) -> str | None:
         return self._iterations.left(job)
 
+    def raised(self, job: Job) -> None:
+        self._transactional.raised(job)
+
     def abandoned(self, job: Job) -> None:
         self._transactional.abandoned(job)
 

@@ -321,6 +321,7 @@ class Executor:
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except asyncio.CancelledError as error:
             end_child(self._forks, job, error)
+            self._job_context.raised(job)
             # Only a shutdown gives a job back: a job that cancels itself would come back at once, for ever.
             gives_back = self._running.cancelled and job.own_end is None
             return STOPPED if gives_back else given(job, task.retry, error, raised=True)
@@ -328,6 +329,7 @@ class Executor:
             end_child(self._forks, job, error)
             if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is None:
                 raise  # not of the handler: the loop closes this coroutine
+            self._job_context.raised(job)
             if job.own_end is not None or not aborted(task.retry, error, job.session_lost):
                 return given(job, task.retry, unheard(error) or error, raised=True)
             abort = error
@@ -393,6 +395,7 @@ class Executor:
                 outcome = self._context.copy().run(self._call_sync, job, task)
         except Interrupted as error:
             end_child(self._forks, job, error)  # else `stop_outcome` says how the job ends
+            self._job_context.raised(job)
             if job.own_end is not None:
                 outcome = given(job, task.retry, error, raised=True)
         except BaseException as error:
@@ -424,6 +427,7 @@ class Executor:
             BaseException
         ) as error:  # no caller in this thread would catch it: an exception that leaves here takes a slot with it
             end_child(self._forks, job, error)
+            self._job_context.raised(job)
             ends = self._loop.is_closed() or job.own_end is not None
             if ends or not aborted(task.retry, error, job.session_lost):
                 return given(job, task.retry, unheard(error) or error, raised=True)

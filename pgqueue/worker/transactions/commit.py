@@ -143,6 +143,12 @@ class Commit:
         if conn.ended_by_handler or not conn.closed:
             self.check_open(conn)
 
+    def note_end(self) -> None:
+        """Note at the job if the transaction there is has come to an end, and the worker has not ended it."""
+        conn = self.conn
+        if conn is not None and not self._committing:
+            self._note(conn)
+
     def _note(self, conn: Any) -> None:
         """Note at the job how its transaction came to an end before the worker ended it.
 

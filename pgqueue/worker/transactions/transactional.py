@@ -115,6 +115,12 @@ class Transactional:
             work.commit.over = True
             del self._open[job]
 
+    def raised(self, job: Job) -> None:
+        """The handler has raised. The loop over an iteration may still be there: its frame is kept by the error."""
+        work = self._open.get(job)
+        if work is not None:
+            work.commit.note_end()
+
     def drop(self, job: Job, work: Transaction | AsyncTransaction) -> None:
         """The job has ended, and its handler goes on, or has left its loop: end its session."""
         work.commit.over = True

@@ -208,15 +208,21 @@ LEAVES = object()
 """An act that answers this leaves the loop."""
 
 
-def iterating(on_loop: bool, transactional: bool, runs: list[int], seen: list[int], act: Callable[..., object]) -> Any:
-    """A task that goes through 1 to 4 in batches of one, and writes each into `effect`."""
+def iterating(
+    on_loop: bool, transactional: bool, runs: list[int], seen: list[int], act: Callable[..., object], kept: bool = False
+) -> Any:
+    """A task that goes through 1 to 4 in batches of one, and writes each into `effect`.
+
+    If the iteration is `kept`, its loop is not closed before the error comes to the end of the handler.
+    """
 
     def numbers(cursor: int | None) -> list[tuple[int, int]]:
         return [(n, n) for n in range((cursor or 0) + 1, 5)]
 
     def goes(job: Job) -> None:
         runs.append(job.attempt)
-        for batch in job.iterate(numbers, 1):
+        batches = [job.iterate(numbers, 1)]
+        for batch in batches[0] if kept else batches.pop():
             seen.append(batch[0])
             job.connection.execute("INSERT INTO effect VALUES (%s)", batch)
             if batch[0] == 3 and len(runs) == 1 and act(job.connection) is LEAVES:
@@ -224,7 +230,8 @@ def iterating(on_loop: bool, transactional: bool, runs: list[int], seen: list[in
 
     async def agoes(job: Job) -> None:
         runs.append(job.attempt)
-        async for batch in job.aiterate(numbers, 1):
+        batches = [job.aiterate(numbers, 1)]
+        async for batch in batches[0] if kept else batches.pop():
             seen.append(batch[0])
             conn = await job.aconnection()
             await conn.execute("INSERT INTO effect VALUES (%s)", batch)
@@ -244,9 +251,10 @@ KINDS = pytest.mark.parametrize("transactional", [False, True], ids=["plain", "t
 
 @BOTH
 @KINDS
+@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("then", ["its session is lost", "a deadlock", "an error", "it leaves the loop"])
 async def test_a_batch_that_a_handler_committed_is_not_done_again(
-    dsn: str, accounts: Eyes, then: str, transactional: bool, on_loop: bool
+    dsn: str, accounts: Eyes, then: str, kept: bool, transactional: bool, on_loop: bool
 ) -> None:
     """Its transaction is gone when the error comes to the end of the handler. Naive: the next run does it again."""
     runs, seen = list[int](), list[int]()
@@ -265,7 +273,7 @@ async def test_a_batch_that_a_handler_committed_is_not_done_again(
             await answer  # type: ignore[misc]
         return LEAVES
 
-    goes = iterating(on_loop, transactional, runs, seen, act)
+    goes = iterating(on_loop, transactional, runs, seen, act, kept)
     async with work(dsn, goes, poll=0.05):
         job = enqueued(dsn, goes)
         await until(lambda: accounts.state(job) == "failed" or len(runs) > 1)
