@@ -132,7 +132,10 @@ class Pruner:
         for kind in [kind for kind, since in self._ahead.items() if now - since >= AHEAD_SECONDS]:
             [rows] = await self._session.run(link.statement("pruner_count_anew", kind=kind))
             if rows:
-                log.warning("history %s had turned in a time to come: was the clock of the server set back?", kind)
+                said = (
+                    "history %s: its leaf had begun in a time to come, and is counted from now on; it would have grown "
+                )
+                log.warning(said + "until then. Was the clock of the server set back?", kind)
 
     async def _blocked(self, due: list[str]) -> bool:
         """Advance the rings that are due; return whether a reader prevented one."""
