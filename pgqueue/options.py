@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -13,6 +15,7 @@ C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 HIGHEST_ID = 2**63 - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 OPTION_WORDS = {
     **dict.fromkeys(["countdown", "wait"], "delay"),
@@ -123,7 +126,45 @@ def check_id(id: object, what: str) -> int:
     return id
 
 
+def check_limit(limit: int, most: int) -> int:
+    """Return how many are asked for. Raises InvalidOption if this is no whole number from 1 to `most`."""
+    if isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= most:
+        return limit
+    raise InvalidOption(f"limit {limit!r}: give a whole number from 1 to {most}")
+
+
+def check_moment(value: datetime | None, what: str) -> str | None:
+    """A time as a parameter; None if none is given. Raises InvalidOption if this is no datetime with a time zone."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidOption(f"{what} {value!r}: give a datetime with a time zone")
+    return value.isoformat()
+
+
+def check_states(state: str | Iterable[str] | None, may: Collection[str]) -> tuple[str, ...]:
+    """Return the states that are asked for, one or several; () for None. InvalidOption if one is not in `may`."""
+    if state is None:
+        return ()
+    if not isinstance(state, Iterable):
+        raise InvalidOption(f"state {state!r:.80}: use one or more of {', '.join(may)}")
+    states = (state,) if isinstance(state, str) else tuple(state)
+    for each in states:
+        if each not in may:
+            raise InvalidOption(f"state {each!r:.80}: use one of {', '.join(may)}")
+    if not states:
+        raise InvalidOption("state: give at least one, or leave it out")
+    return states
+
+
 def check_text(value: str | None, what: str) -> None:
-    """Raise InvalidOption if this is given and no text."""
-    if value is not None and not isinstance(value, str):
+    """Raise InvalidOption if this is given and no text that PostgreSQL can read.
+
+    Not every driver refuses such a text itself. One that sends it has the server end the caller's transaction.
+    """
+    if value is None:
+        return
+    if not isinstance(value, str):
         raise InvalidOption(f"{what} {value!r}: give a text")
+    if "\0" in value or _SURROGATE.search(value):
+        raise InvalidOption(f"{what} {value!a:.80}: a text for PostgreSQL has no NUL and no lone surrogate")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Nothing here outlives the run: no flush to disk is needed.
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "200"}
+FOR_TESTS = "for these tests: PGQUEUE_TEST_DSN=postgresql://… with a role that may make databases"
 LINGER = 3  # this many used databases are kept until later tests drop them
 
 
@@ -90,7 +91,13 @@ class Databases:
         self._drop_left(LINGER)
         self._made += 1
         name = f"{self._prefix}_{self._made}"
-        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}{self._strategy}".encode())
+        import psycopg
+
+        try:
+            self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}{self._strategy}".encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            error.add_note(FOR_TESTS)
+            raise
         return name
 
     def _drop_left(self, linger: int) -> None:
@@ -155,6 +162,6 @@ def _databases(stack: ExitStack) -> Databases:
         started = stack.enter_context(embedded.start(directory, settings=SETTINGS, keep=False))
     except Error as error:
         shutil.rmtree(directory, ignore_errors=True)
-        error.add_note("for these tests: PGQUEUE_TEST_DSN=postgresql://… with a role that may make databases")
+        error.add_note(FOR_TESTS)
         raise
     return Databases(started.dsn)

@@ -389,18 +389,19 @@ SELECT id, enqueued_at, attempt, worker_id, claim, coalesce(pgqueue.now() - make
 FROM ended JOIN picked USING (id)
 
 -- name: give_back
--- The jobs of `ended` go to the front of their lanes, or of the waiting queue for their key; the attempt is not spent. Answers as
--- the other ends do.
+-- The jobs of `ended` go to the front of their lanes, or of the waiting queue of the key that they `wait_for`; the attempt is not spent.
+-- A job that was no holder there is none here. Answers as the other ends do.
 available AS (
     INSERT INTO pgqueue.job_available (state, rank, holds, hold_pos, run_at, attempt, crashes, snoozes, {{job}})
     SELECT 'available', {{front}}, holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
         {{due}}, greatest(attempt - 1, -32768), crashes, snoozes, {{job}}
-    FROM ended WHERE key IS NULL
+    FROM ended WHERE wait_for IS NULL ORDER BY id
     RETURNING id, queue
 ), blocked AS (
-    INSERT INTO pgqueue.job_blocked (state, key, rank, run_at, attempt, crashes, snoozes, {{job}})
-    SELECT 'blocked', key, {{front}}, run_at, greatest(attempt - 1, -32768), crashes, snoozes, {{job}}
-    FROM ended WHERE key IS NOT NULL
+    INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'blocked', wait_for, keeps_lock, CASE WHEN keeps_lock THEN nextval('pgqueue.job_hold_seq') END, {{front}}, run_at,
+        greatest(attempt - 1, -32768), crashes, snoozes, {{job}}
+    FROM (SELECT *, key IS NULL AND lock_key IS NOT NULL AS keeps_lock FROM ended WHERE wait_for IS NOT NULL) AS waits
     RETURNING id
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
@@ -422,14 +423,28 @@ CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id),
 -- The same without a look at each id if every job was ended; and the waiters are told.
 CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN ARRAY(SELECT id FROM ended) END, {{tell_waiters}}
 
+-- name: count_happened
+-- Count the jobs of `happened (queue, task, what)` in the history. For what no worker's memory counts, because it happens in the database.
+INSERT INTO pgqueue.history_part (at, counts)
+SELECT date_bin('1 minute', pgqueue.now(), '2000-01-01 00:00:00+00'),
+    jsonb_agg(jsonb_build_object('queue', queue, 'task', task, what, n))
+FROM (SELECT queue, task, what, count(*) AS n FROM happened GROUP BY queue, task, what) AS each
+HAVING count(*) > 0
+
 -- Doubles -----------------------------------------------------------------------------------------------------------------------------
 
 -- name: put_aside
--- The jobs of `refused` fail. Answers their ids.
-INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
-SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused', {{attempts}}, {{job}}
-FROM refused
-RETURNING id
+-- The jobs of `refused` fail, and count as failed; `put_aside` are their ids.
+happened AS MATERIALIZED (
+    SELECT queue, task, 'failed' AS what FROM refused
+), counted AS (
+    {{count_happened}}
+), put_aside AS (
+    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
+    SELECT 'failed', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 'refused', {{attempts}}, {{job}}
+    FROM refused
+    RETURNING id
+)
 
 -- name: resolve_doubles
 -- The ids of `doubled` may stand twice among jobs that run or wait. Of each id one row keeps it: the first of running, blocked,
@@ -520,9 +535,7 @@ standing AS MATERIALIZED (
         AND moving.place = CASE waiting.state WHEN 'blocked' THEN 1 WHEN 'available' THEN 2 ELSE 3 END
 ), refused AS MATERIALIZED (
     SELECT * FROM gone WHERE new_id IS NULL
-), put_aside AS (
-    {{put_aside}}
-), blocked AS (
+), {{put_aside}}, blocked AS (
     INSERT INTO pgqueue.job_blocked (state, id, key, holds, hold_pos, rank, {{attempts}}, {{beside_id}}, max_attempts, deadline)
     SELECT state, new_id, key, holds, hold_pos, rank, {{attempts}}, {{beside_id}}, max_attempts, deadline
     FROM gone WHERE state = 'blocked' AND new_id IS NOT NULL
@@ -620,7 +633,7 @@ AND (m.state IS NULL OR %(by)s::text <> 'task' AND %(task)s::text IS NULL)
 deep AS MATERIALIZED (
     SELECT at, CASE WHEN %(by)s::text = 'all' THEN '' ELSE queue END AS queue, sum(n) FILTER (WHERE state = 'available')::bigint AS available,
         sum(n) FILTER (WHERE state = 'scheduled')::bigint AS scheduled, sum(n) FILTER (WHERE state = 'blocked')::bigint AS blocked,
-        sum(n) FILTER (WHERE state = 'running')::bigint AS running, max(oldest) FILTER (WHERE state = 'available') AS oldest,
+        sum(n) FILTER (WHERE state = 'running')::bigint AS running, max(oldest) FILTER (WHERE state IN ('available', 'scheduled')) AS oldest,
         max(oldest) FILTER (WHERE state = 'blocked') AS longest_blocked
     FROM (SELECT at, queue, state, max(n) AS n, max(oldest) AS oldest FROM measured GROUP BY at, queue, state) AS each
     GROUP BY 1, 2
@@ -639,14 +652,6 @@ FROM (SELECT extract(epoch FROM at)::float8 AS at, queue, task, {{happenings}}, 
 -- name: history_columns
 -- What a row of the history holds, beside its leaf.
 at, queue, task, {{happenings}}, wait_seconds, run_seconds, wait, run
-
--- name: count_happened
--- Count the jobs of `happened (queue, task, what)` in the history. For what no worker's memory counts, because it happens in the database.
-INSERT INTO pgqueue.history_part (at, counts)
-SELECT date_bin('1 minute', pgqueue.now(), '2000-01-01 00:00:00+00'),
-    jsonb_agg(jsonb_build_object('queue', queue, 'task', task, what, n))
-FROM (SELECT queue, task, what, count(*) AS n FROM happened GROUP BY queue, task, what) AS each
-HAVING count(*) > 0
 
 -- New jobs ----------------------------------------------------------------------------------------------------------------------------
 
@@ -911,6 +916,10 @@ extract(epoch FROM max(clock.now - least(greatest(waiting.staged_at, 'epoch'), c
 -- name: scheduled_for
 -- Why a scheduled job waits: for another attempt, after a snooze, or for its time.
 CASE WHEN {{awaits_attempt}} THEN 'retry' WHEN j.snoozes > 0 THEN 'snooze' ELSE 'time' END
+
+-- name: due_since
+-- Since when the first of the scheduled jobs `g` could run: its time has come, and its task is neither paused nor unknown.
+min(greatest(g.run_at, 'epoch')) FILTER (WHERE g.run_at <= (SELECT pgqueue.now()) AND NOT g.task = {{paused_task}} AND NOT {{is_unknown}})
 
 -- name: blocked_by
 -- What a blocked job waits for: a lock, a limit or a rate.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import logging
 import signal
@@ -18,7 +17,6 @@ from commands import pgqueue, working
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgqueue import plain_text
 from pgqueue.jobs.job import Job, fields
 from pgqueue.logs import Json, Text
 
@@ -305,7 +303,3 @@ def test_no_foreign_text_forges_an_entry_or_controls_a_terminal(how: str) -> Non
 def test_an_entry_of_several_lines_keeps_them() -> None:
     assert Text().format(record("ready\n  database: x\n\n  end")).split(": ", 1)[1] == "ready\n  database: x\n\n  end"
     assert Text().format(record("no\nat\n  x")).split(": ", 1)[1] == "no\n  at\n    x"
-
-
-def test_the_examples_of_plain_text() -> None:
-    assert doctest.testmod(plain_text).failed == 0

@@ -39,8 +39,8 @@ ROUNDS = 100
 """The statement is sent at most this often. Each time a job must have changed its state at that very moment."""
 REASON_MOST = 500  # characters
 BY_HAND = "cancelled by hand"
-WAITING = frozenset({"available", "scheduled", "blocked"})
-LIVE = ("available", "scheduled", "blocked", "running")
+WAITING = ("available", "scheduled", "blocked")
+LIVE = (*WAITING, "running")
 DEAD = ("failed", "cancelled")
 DONE = ("completed", "skipped")
 ENDED = (*DONE, *DEAD)

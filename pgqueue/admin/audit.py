@@ -17,7 +17,7 @@ from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import InvalidOption
-from pgqueue.options import checks_options
+from pgqueue.options import check_limit, check_moment, check_text, checks_options
 
 WALKED_MOST = 20_000
 LIMIT_MOST = 10_000
@@ -93,7 +93,9 @@ def _of_job(job: int, limit: int, *others: object) -> Statement[list[AuditEntry]
     if any(other is not None for other in others):
         raise InvalidOption("give a job, or actor, action, since and before; not both")
     schema, _ = client()
-    return Statement(text("audit_of_job", schema), {"job": job, "n": _checked(limit), "most": BULKS_MOST}, _read)
+    return Statement(
+        text("audit_of_job", schema), {"job": job, "n": check_limit(limit, LIMIT_MOST), "most": BULKS_MOST}, _read
+    )
 
 
 def _walking(
@@ -101,13 +103,14 @@ def _walking(
 ) -> Steps[list[AuditEntry]]:
     """The entries that fit. Each statement looks at up to 20,000 rows."""
     schema, _ = client()
-    if since is not None and since.utcoffset() is None:
-        raise InvalidOption(f"since {since!r}: give a datetime with a time zone")
+    check_text(actor, "actor")
+    check_text(action, "action")
+    newer = check_moment(since, "since")
     found: list[AuditEntry] = []
     at, id = (None, None) if before is None else (before.at.isoformat(), before.id)
-    left = _checked(limit)
+    left = check_limit(limit, LIMIT_MOST)
     while True:
-        params: dict[str, object] = {"at": at, "id": id, "since": None if since is None else since.isoformat()}
+        params: dict[str, object] = {"at": at, "id": id, "since": newer}
         params |= {"by": actor, "action": action, "most": WALKED_MOST, "n": left}
         rows = yield Statement(text("audit_list", schema), params, list)
         found += _read(rows)
@@ -115,12 +118,6 @@ def _walking(
         _, at, id = rows[0]
         if not left or at is None:
             return found
-
-
-def _checked(limit: int) -> int:
-    if isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= LIMIT_MOST:
-        return limit
-    raise InvalidOption(f"limit {limit!r}: give a whole number from 1 to {LIMIT_MOST}")
 
 
 def _read(rows: Sequence[Row]) -> list[AuditEntry]:

@@ -17,11 +17,11 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from pgqueue.config import config
-from pgqueue.database import steps
+from pgqueue.database import shown, steps
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.jobs.validation import check_queue
@@ -51,7 +51,8 @@ class QueueInfo:
     """A queue: its jobs, for how long they have waited, and how many live workers serve it. Times are in seconds.
 
     - `oldest`: for how long the first job that could run has waited. A job whose queue or task is paused cannot, nor
-      one whose task no live worker of its queue knows. One that waits for a slot, or for any worker at all, could.
+      one whose task no live worker of its queue knows. One that waits for a slot, or for any worker at all, could. A
+      scheduled job could from its time on: while no worker leads, nothing makes it available.
     - `longest_blocked`: for how long a blocked job has waited although its key has room. None if there is no such job,
       or no worker leads. Alert on both: a job that could run, and does not, is in one of the two.
     - `counted_at`: when the jobs were counted. Less than a second ago while the tables are small, else 5 to 120 s.
@@ -200,12 +201,12 @@ def _measured(said: Mapping[str, Any]) -> Measured:
     )
 
 
-def history(schema: str) -> Steps[tuple[Group, ...]]:
-    """Ask how many jobs history has in each state."""
-    [[found]] = yield Statement(text("depth_read_history", schema), {}, _rows)
+def history(schema: str) -> Steps[tuple[tuple[Group, ...], float | None]]:
+    """Ask how many jobs history has in each state, and when they were counted (seconds since 1970); None: just now."""
+    [[found, at]] = yield Statement(text("depth_read_history", schema), {}, _rows)
     if found is None:
         [[found]] = yield Statement(text("depth_others", schema), {}, _rows)
-    return tuple(Group(*each) for each in json.loads(found) if not each[0])
+    return tuple(Group(*each) for each in json.loads(found) if not each[0]), at
 
 
 def measure(schema: str) -> Steps[list[list[Any]]]:
@@ -259,8 +260,8 @@ def _info(found: Measured, name: str, groups: Iterable[Group]) -> QueueInfo:
         states[group.state].append(group)
     blocked, paused = found.longest.get(name), found.paused.get(name)
     # Whether the queue is paused is read now; what was measured may be of the time before the pause, or before its end.
-    open_ = [group for group in states["available"] if group.reason not in APART] if paused is None else []
-    could = [group.since for group in open_ if group.since is not None]
+    waiting = [*states["available"], *states["scheduled"]] if paused is None else []
+    could = [group.since for group in waiting if group.since is not None and group.reason not in APART]
     return QueueInfo(
         name,
         total(states["available"]),
@@ -269,16 +270,11 @@ def _info(found: Measured, name: str, groups: Iterable[Group]) -> QueueInfo:
         total(states["running"]),
         oldest=max(0.0, found.now - min(could)) if could else None,
         workers=found.served.get(name, 0),
-        paused_at=None if paused is None else moment(paused),
+        paused_at=None if paused is None else shown.at(paused),
         longest_blocked=None if blocked is None else found.now - blocked,
-        counted_at=moment(found.counted_at),
+        counted_at=shown.at(found.counted_at),
         paused_by=found.paused_by.get(name),
     )
-
-
-def moment(seconds: float) -> datetime:
-    """A time in seconds since 1970, as a datetime in UTC."""
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _two_digits(n: int) -> int:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pgqueue.admin import depth, lag, limits
 from pgqueue.admin.depth import Group, Measured
 from pgqueue.config import config
-from pgqueue.database import migrations, steps
+from pgqueue.database import migrations, shown, steps
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.options import checks_options
@@ -32,6 +33,9 @@ ROLLOUT_SECONDS = 900.0
 LATE_SECONDS = 300.0
 """A worker lives for so long before a measurement, or a leader, is missed."""
 STUCK_SECONDS = 30.0
+STUCK_KEYS_MOST = 1_000
+OVERDUE_SECONDS = 60.0
+"""So late a due job may be made available: many may become due at once."""
 UNSERVED_SECONDS = 30.0
 """So long a job may wait in a queue without a worker: the worker may just be starting."""
 UNSERVED_MOST = 1_000
@@ -87,10 +91,15 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why jobs wait, and what should be done; the most severe findings first."""
+    """Why jobs wait, and what should be done; the most severe findings first.
+
+    `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. None: no job was counted.
+    """
 
     reasons: tuple[Waiting, ...]
     findings: tuple[Finding, ...]
+    at: datetime | None = None
+    counted_at: datetime | None = None
 
 
 @checks_options
@@ -148,7 +157,7 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
         *(_undeclared(each) for each in limits.unknown(undeclared)),
     ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Diagnosis(_reasons(found), tuple(findings))
+    return Diagnosis(_reasons(found), tuple(findings), shown.at(found.now), shown.at(found.counted_at))
 
 
 def _ask(name: str, schema: str, **params: object) -> Statement[list[Row]]:
@@ -318,11 +327,16 @@ def _told(groups: Sequence[Group], rest: Left) -> str:
 
 
 def _with_free_slot(schema: str, found: Measured) -> Steps[frozenset[str]]:
-    """Ask which of the queues with a job that is stuck have a worker with a free slot."""
+    """Ask which of the queues with a job that is stuck have a worker with a free slot for that job.
+
+    The measurement does not say which job it is, so keys with room are looked for once more.
+    """
     stuck = [queue.name for queue in depth.queue_list(found, None) if _is_stuck(queue)]
     if not stuck:
         return frozenset()
-    [[queues]] = yield _ask("doctor_free", schema, queues=stuck)
+    [[roomy, _]] = yield _ask("depth_blocked", schema, after="", n=STUCK_KEYS_MOST, again=[])
+    jobs = [job for _, job, _ in json.loads(roomy)]
+    [[queues]] = yield _ask("doctor_free", schema, queues=stuck, jobs=jobs)
     return frozenset(json.loads(queues))
 
 
@@ -337,11 +351,25 @@ def _of_queues(found: Measured, free: Container[str]) -> Iterator[Finding]:
             what = f"a job of queue {queue.name} is blocked although its key has room, and a worker has a free slot"
             todo = "look into the logs of the workers of this queue; restart them if they say nothing"
             yield Finding("stuck", WARNING, what, todo, page, queue.longest_blocked)
+    yield from _of_overdue(found)
     for task in depth.unknown_list(each for each in found.groups if found.served.get(each.queue)):
         jobs = plural(task.jobs.n, "job waits", "jobs wait", str(task.jobs))
         what = f"{jobs} in queue {task.queue} for task {task.task}, which no live worker there knows"
         todo = "deploy its code, give the renamed task an alias, or cancel the jobs"
         yield Finding("unknown", WARNING, what, todo, page)
+
+
+def _of_overdue(found: Measured) -> Iterator[Finding]:
+    """Jobs that were due when they were counted, and not available, although a worker serves their queue."""
+    due: dict[str, float] = {}
+    for group in found.groups:
+        if group.state == "scheduled" and group.since is not None and found.served.get(group.queue):
+            due[group.queue] = min(group.since, due.get(group.queue, group.since))
+    for queue, since in sorted(due.items()):
+        if found.counted_at - since >= OVERDUE_SECONDS:
+            what = f"scheduled jobs of queue {queue} are overdue: workers live, and none makes them available"
+            todo = "look into the logs of all workers: one says so if a trigger or a row refuses it; restart the leader"
+            yield Finding("overdue", WARNING, what, todo, HERE, found.now - since)
 
 
 def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int, int]]]]) -> Iterator[Finding]:

@@ -10,12 +10,10 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 
-from pgqueue.admin.history import at, moment
 from pgqueue.config import client
-from pgqueue.database import drivers
+from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
-from pgqueue.errors import InvalidOption
-from pgqueue.options import checks_options
+from pgqueue.options import check_limit, check_moment, check_text, checks_options
 
 LIMIT_MOST = 2_000
 
@@ -79,17 +77,19 @@ async def aerror_groups(
 
 
 def _asking(queue: str | None, task: str | None, since: datetime | None, limit: int) -> Statement[list[ErrorGroup]]:
-    if isinstance(limit, bool) or not 1 <= limit <= LIMIT_MOST:
-        raise InvalidOption(f"limit {limit!r}: use 1 to {LIMIT_MOST}")
+    check_text(queue, "queue")
+    check_text(task, "task")
     schema, _ = client()
-    params = {"queue": queue, "task": task, "since": moment(since, "since"), "n": limit}
+    params = {"queue": queue, "task": task, "since": check_moment(since, "since"), "n": check_limit(limit, LIMIT_MOST)}
     return Statement(text("error_groups_list", schema), params, _read)
 
 
 def _read(rows: list[Row]) -> list[ErrorGroup]:
     return [
         ErrorGroup(
-            **each | {name: at(each[name]) for name in ("first_at", "last_at")} | {"job_ids": tuple(each["job_ids"])}
+            **each
+            | {name: shown.at(each[name]) for name in ("first_at", "last_at")}
+            | {"job_ids": tuple(each["job_ids"])}
         )
         for each in json.loads(rows[0][0])
     ]

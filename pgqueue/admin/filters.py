@@ -17,9 +17,11 @@ from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import seconds
 from pgqueue.jobs.validation import check_queue
-from pgqueue.options import check_id
+from pgqueue.options import check_id, check_states, check_text
 
 WALKED_MOST = 20_000
+TASK_MOST = 200
+"""Characters: the column has no more. An operation keeps its filter, and shows it."""
 RETRYING = "retrying"
 """Not a state: the scheduled jobs that wait for another attempt. A filter takes it as one."""
 
@@ -61,15 +63,12 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
         one = "state, queue, task and older_than" if "older_than" in given else "state, queue and task"
         raise InvalidOption(f"this filter would choose all jobs: give at least one of {one}")
     state, queue, task = (said.get(name) for name in ("state", "queue", "task"))
-    may = (*states, *others)
-    named = () if state is None else (state,) if isinstance(state, str) else tuple(state)
-    for each in named:
-        if each not in may:
-            raise InvalidOption(f"state {each!r}: use one of {', '.join(may)}")
-    if state is not None and not named:
-        raise InvalidOption("state: give at least one, or leave it out")
+    named = check_states(state, (*states, *others))
     if task is not None and not isinstance(task, str):
         raise InvalidOption(f"task {task!r}: give its name, as task.name")
+    check_text(task, "task")
+    if task is not None and len(task) > TASK_MOST:
+        raise InvalidOption(f"task {task!r:.80}: the name of a task has {TASK_MOST} characters at most")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise InvalidOption(f"limit {limit!r}: give a whole number from 1 on, or None for all")
     older_than = said.get("older_than")

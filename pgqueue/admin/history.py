@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from pgqueue.config import client
-from pgqueue.database import drivers
+from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs import histogram
-from pgqueue.options import checks_options
+from pgqueue.options import check_moment, check_text, checks_options
 
 Step = Literal["minute", "hour"]
 By = Literal["task", "queue", "all"]
@@ -141,7 +141,15 @@ def _asking(
         raise InvalidOption(f"step {step!r}: use minute or hour")
     if by not in _BY:
         raise InvalidOption(f"by {by!r}: use {', '.join(_BY)}")
-    params = {"since": moment(since, "since"), "until": moment(until, "until"), "queue": queue, "task": task, "by": by}
+    check_text(queue, "queue")
+    check_text(task, "task")
+    params = {
+        "since": check_moment(since, "since"),
+        "until": check_moment(until, "until"),
+        "queue": queue,
+        "task": task,
+        "by": by,
+    }
     schema, _ = client()
     return Statement(text(_STATEMENTS[step], schema), params, _read)
 
@@ -152,19 +160,5 @@ def _read(rows: list[Row]) -> list[HistoryRow]:
 
 def _row(each: dict[str, Any]) -> HistoryRow:
     names = {"queue": each["queue"] or None, "task": each["task"] or None}
-    times = {"at": at(each["at"]), "wait": tuple(each["wait"]), "run": tuple(each["run"])}
+    times = {"at": shown.at(each["at"]), "wait": tuple(each["wait"]), "run": tuple(each["run"])}
     return HistoryRow(**(each | names | times))
-
-
-def at(seconds: float) -> datetime:
-    """A time that a statement has answered as seconds since 1970."""
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def moment(value: datetime | None, name: str) -> str | None:
-    """A time as a parameter. Raises InvalidOption if it has no zone."""
-    if value is None:
-        return None
-    if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise InvalidOption(f"{name} {value!r}: give a datetime with a time zone")
-    return value.isoformat()

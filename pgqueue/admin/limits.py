@@ -17,6 +17,7 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import UNITS, parse_rate
+from pgqueue.options import check_text
 
 FIRST_RATE = "rate:"
 KEYS_MOST = 1_000
@@ -196,6 +197,7 @@ def _changing(name: str, n: int | None, actor: str | None) -> Statement[Setting]
 
 
 def _changing_rate(name: str, rate: str | None, actor: str | None) -> Statement[Pace]:
+    check_text(name, "rate")
     count, period = (None, None) if rate is None else parse_rate(rate)
     schema, notify = client()
     params = {"name": name, "count": count, "period": period, "notify": notify, "actor": actor_of(actor)}

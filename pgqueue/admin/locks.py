@@ -18,6 +18,7 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.keys import check_key
+from pgqueue.options import check_text
 
 RESCUED_MOST = 1_000
 
@@ -113,6 +114,7 @@ def _releasing(key: str, actor: str | None) -> Steps[Released]:
 
 
 def _listing(key: str | None) -> Statement[list[LockInfo]]:
+    check_text(key, "key")
     schema, _ = client()
     return Statement(text("locks_list", schema), {"key": key}, _listed)
 

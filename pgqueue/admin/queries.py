@@ -29,10 +29,20 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption, JobNotFound
 from pgqueue.jobs.codec import json_object
-from pgqueue.options import check_id, check_text, checks_options, no_option
+from pgqueue.options import (
+    HIGHEST_ID,
+    check_id,
+    check_limit,
+    check_moment,
+    check_states,
+    check_text,
+    checks_options,
+    no_option,
+)
 
 SEARCHED_MOST = 20_000
 """A search looks at no more jobs than this."""
+LIMIT_MOST = 10_000
 ROOM = 64 << 20
 """So many bytes the arguments, headers and results of a page take. They are read at once; those of the largest jobs are
 not shown."""
@@ -53,7 +63,6 @@ ASKED = (*STATES, RETRYING)
 _PLACE = re.compile(
     r"(\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-][\d:]{2,8}(?: BC)?|-?infinity)/(\d{1,19})", re.ASCII
 )
-ID_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +204,9 @@ class PausedTask:
 class Status:
     """States, queues and workers. At most 1,000 queues and the newest 1,000 workers.
 
-    `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. `unknown` are the tasks
-    with waiting jobs that no live worker of their queue knows, the most frequent first.
+    `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. If jobs that have ended
+    were counted before the others, it is the time of the ended ones. `unknown` are the tasks with waiting jobs that no
+    live worker of their queue knows, the most frequent first.
     """
 
     database: str
@@ -341,7 +351,7 @@ def _searching(walk: Statement[Page], schema: str, room: int, asked: Criteria) -
     limit = asked.get("limit", 50)
     held = tuple(map(_job, json.loads(found)))[:limit]
     if after is None and len(held) == limit:
-        return Page(held, None, _FIRST[_order(_states(asked.get("state")))])
+        return Page(held, None, _FIRST[_order(check_states(asked.get("state"), ASKED) or STATES)])
     first = () if after is not None else held
     walk = newest(schema, tuple(job.id for job in held), room, **asked | {"limit": limit - len(first)})
     page = walk.read((yield _rows(walk)))
@@ -357,9 +367,8 @@ def newest(schema: str, but: Iterable[int] = (), room: int = ROOM, **asked: Unpa
     bytes at most."""
     if unknown := asked.keys() - Criteria.__annotations__.keys():
         raise no_option("find", unknown, Criteria.__annotations__)
-    states, limit, after = _states(asked.get("state")), asked.get("limit", 50), asked.get("after")
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= 10_000:
-        raise InvalidOption(f"limit {limit!r}: use 1 to 10000")
+    states = check_states(asked.get("state"), ASKED) or STATES
+    limit, after = asked.get("limit", 50), asked.get("after")
     for each in ("queue", "task", "key", "error_type", "error"):
         check_text(asked.get(each), each)  # type: ignore[arg-type]
     if (worker := asked.get("worker")) is not None:
@@ -379,25 +388,15 @@ def newest(schema: str, but: Iterable[int] = (), room: int = ROOM, **asked: Unpa
         "worker": worker,
         "error_type": asked.get("error_type"),
         "error": asked.get("error"),
-        "since": _aware(asked.get("since"), "since"),
-        "until": _aware(asked.get("until"), "until"),
-        "n": limit,
+        "since": check_moment(asked.get("since"), "since"),
+        "until": check_moment(asked.get("until"), "until"),
+        "n": check_limit(limit, LIMIT_MOST),
         "most": SEARCHED_MOST,
         "room": room,
     }
     order = _order(states)
     name, place = _from(order, after)
     return Statement(text(name, schema), params | place, lambda rows: _page(rows, limit, order))
-
-
-def _states(state: str | Iterable[str] | None) -> tuple[str, ...]:
-    states = STATES if state is None else (state,) if isinstance(state, str) else tuple(state)
-    for each in states:
-        if each not in ASKED:
-            raise InvalidOption(f"state {each!r}: use one of {', '.join(ASKED)}")
-    if not states:
-        raise InvalidOption("state: give at least one, or leave it out")
-    return states
 
 
 def _order(states: Iterable[str]) -> str:
@@ -408,9 +407,9 @@ def _order(states: Iterable[str]) -> str:
 
 
 _FIRST: Mapping[str, int | str] = {
-    "id": ID_MOST,
+    "id": HIGHEST_ID,
     "run_at": "-infinity/1",
-    "finished_at": f"infinity/{ID_MOST}",
+    "finished_at": f"infinity/{HIGHEST_ID}",
 }
 """By order: the place before the first job."""
 _STATEMENTS = {"id": "queries_find", "run_at": "queries_find_scheduled", "finished_at": "queries_find_ended"}
@@ -424,13 +423,13 @@ def _from(order: str, after: int | str | None) -> tuple[str, dict[str, object]]:
     if order == "id":
         return f"{name}_after", {"after": check_id(after, "after")}
     found = _PLACE.fullmatch(after) if isinstance(after, str) else None
-    if found is None or int(found[2]) > ID_MOST:
+    if found is None or int(found[2]) > HIGHEST_ID:
         raise InvalidOption(f"after {after!r}: jobs of these states are in the order of {order}; give Page.after")
     return f"{name}_after", {"at": found[1], "after": int(found[2])}
 
 
 def _check_worker(id: object) -> None:
-    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id <= ID_MOST:
+    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id <= HIGHEST_ID:
         raise InvalidOption(f"worker {id!r:.80}: give the id of a worker, a whole number")
 
 
@@ -438,26 +437,18 @@ def _arguments(args: Mapping[str, Any] | None) -> str | None:
     return None if args is None else json_object(args, "args")
 
 
-def _aware(moment: datetime | None, name: str) -> str | None:
-    if moment is None:
-        return None
-    if not isinstance(moment, datetime) or moment.utcoffset() is None:
-        raise InvalidOption(f"{name} {moment!r}: give a datetime with a time zone")
-    return moment.isoformat()
-
-
 def standing(schema: str, found: Measured | None = None) -> Steps[Status]:
     """The statements that ask for the status, and for the numbers if they were not read before."""
     if found is None:
         found = yield from depth.measured(schema)
-    ended = yield from depth.history(schema)
+    ended, ended_at = yield from depth.history(schema)
     [[said]] = yield Statement(text("queries_status", schema), {}, list)
     of_state: dict[str, list[depth.Group]] = {state: [] for state in STATES}
     for group in (*found.groups, *ended):
         of_state[group.state].append(group)
     return Status(
         **msgspec.structs.asdict(msgspec.json.decode(said, type=_Standing)),
-        counted_at=depth.moment(found.counted_at),
+        counted_at=shown.at(found.counted_at if ended_at is None else min(found.counted_at, ended_at)),
         states={state: depth.total(groups) for state, groups in of_state.items()},
         queues=tuple(depth.queue_list(found)),
         unknown=depth.unknown_list(found.groups),

@@ -71,7 +71,7 @@ class Request:
 
     def unanswered(self, seconds: float) -> ResultTimeout:
         """The error of a worker that has not answered in time."""
-        where = f"worker {self.worker} ({self.process})" if self.process else f"worker {self.worker}"
+        where = self._where()
         age = "" if self.beat_age is None else f"; its last heartbeat was {self.beat_age:.0f} s old when it was asked"
         return ResultTimeout(
             f"{where} has not answered for job {self.job} within {seconds:g} s{age}. "
@@ -79,13 +79,24 @@ class Request:
             job_id=self.job,
         )
 
+    def moved(self, worker: int) -> ResultTimeout:
+        """The error of a worker that has lost the job before it answered: another worker runs it, and has answered."""
+        return ResultTimeout(
+            f"{self._where()} has not answered for job {self.job}, which was given to worker {worker} meanwhile: "
+            "ask again",
+            job_id=self.job,
+        )
+
+    def _where(self) -> str:
+        return f"worker {self.worker} ({self.process})" if self.process else f"worker {self.worker}"
+
 
 @checks_options
 def stack(conn: object, id: int, timeout: float | None = None) -> Stack:
     """Return where the handler of this running job stands, as its worker says within `timeout` seconds.
 
     The default is a third of the worker's lease and 5 s. The connection must be in autocommit mode. Raises JobNotFound
-    if the job does not run, ResultTimeout if its worker does not answer.
+    if the job does not run, ResultTimeout if its worker does not answer, or another worker is given the job meanwhile.
 
         with pgqueue.connect(autocommit=True) as conn:
             print(*pgqueue.stack(conn, 4711).frames, sep="\\n")
@@ -157,6 +168,9 @@ def forgetting(request: Request) -> Statement[None]:
 
 
 def _stack(request: Request, said: dict[str, Any]) -> Stack:
+    worker: Any = said.get("worker", request.worker)  # one of the version before does not say it
+    if worker != request.worker:
+        raise request.moved(worker)
     frames = tuple(StackFrame(*frame) for frame in said["frames"])
     return Stack(request.job, request.worker, request.process, said["where"], frames, said["left_out"])
 

@@ -14,7 +14,7 @@ from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Statement, text
 from pgqueue.jobs.actors import actor_of
-from pgqueue.options import checks_options
+from pgqueue.options import check_text, checks_options
 
 Kind = Literal["restart", "quiet", "scale"]
 
@@ -173,6 +173,7 @@ def answers(conn: object, orders: list[int]) -> list[Answer]:
 def _telling(
     kind: Kind, size: int | None, host: str | None, supervisor: int | None, actor: str | None
 ) -> Statement[list[Told]]:
+    check_text(host, "host")
     params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": config().notify}
     params["actor"] = actor_of(actor)
     return Statement(text("workers_tell", config().schema), params, lambda rows: [Told(*row) for row in rows])
@@ -192,6 +193,7 @@ def all_workers(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
     """The statement that asks for the workers of a host, or for all."""
     import msgspec  # imported here: orders do not need it
 
+    check_text(host, "host")
     params = {"host": host, "n": JOBS_MOST}
     return Statement(
         text("workers_list", schema),

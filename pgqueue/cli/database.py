@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pgqueue.config import EMBEDDED, Config, config
@@ -14,33 +15,51 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.pq import Ping
 
+    from pgqueue.database.grants import Needs
+
 CONNECT_SECONDS = 10
 
 
 @contextmanager
-def connected(command: str, *, check: bool = True) -> Iterator[psycopg.Connection[Any]]:
-    """A connection in autocommit mode to the configured database. With `check` the schema must fit."""
+def connected(command: str, *, check: bool = True, needs: Needs = "operate") -> Iterator[psycopg.Connection[Any]]:
+    """A connection in autocommit mode to the configured database. With `check` the schema must fit.
+
+    If the role lacks a right, the error names the rights that the command `needs`.
+    """
     import psycopg
 
     settings = config()
     with psycopg.connect(conninfo(settings), autocommit=True, application_name=f"pgqueue {command}") as conn:
         # Behind a transaction pooler a prepared statement may be sent to another session, which does not have it.
         conn.prepare_threshold = None
-        if check:
-            from pgqueue.database import migrations
+        try:
+            if check:
+                from pgqueue.database import migrations
 
-            migrations.require(conn, settings.schema)
-        yield conn
+                migrations.require(conn, settings.schema, needs=needs)
+            yield conn
+        except psycopg.errors.InsufficientPrivilege:
+            from pgqueue.database.grants import needing  # only here: probes call `pgqueue health` often
+
+            with needing(conn, needs):
+                raise
 
 
 @contextmanager
 def reading(command: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection in one transaction that only reads. Each statement may take 30 s."""
-    with connected(command) as conn, conn.transaction():
+    with connected(command, needs="read") as conn, conn.transaction():
         conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
         # On an empty database the planner's price of a status is above jit_above_cost: compiling would take most time.
         conn.execute("SELECT set_config('statement_timeout', '30s', true), set_config('jit', 'off', true)")
         yield conn
+
+
+def clock(conn: psycopg.Connection[Any]) -> datetime:
+    """The server's time: how long ago a row was written is told by the clock that wrote it, not by this machine's."""
+    now: datetime
+    [[now]] = conn.execute("SELECT clock_timestamp()")
+    return now
 
 
 def conninfo(settings: Config) -> str:

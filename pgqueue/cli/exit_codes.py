@@ -15,6 +15,7 @@ from typing import IO, Any
 import click
 
 from pgqueue.config import safe
+from pgqueue.database.foreign_errors import said
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import (
     BulkNotFound,
@@ -42,6 +43,8 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141  # as if SIGPIPE had ended us: the reader, such as head, reads no more
 
 _NO_TABLE = frozenset({"42P01", "3F000"})
+_POOLED = frozenset({"42P05", "26000"})
+"""A prepared statement is there already, or is not there: the pooler has given the connection another session."""
 
 
 class Refusal(click.ClickException):
@@ -89,6 +92,8 @@ def code_of(error: BaseException) -> int | None:
             return NO
         case SchemaMissing() | SchemaBehind() | SchemaTooNew():
             return SCHEMA
+        case Error(__context__=ImportError()):  # the package of an extra is not installed
+            return USAGE
         case Error():
             return DATABASE
     if not _from_psycopg(error):
@@ -103,7 +108,7 @@ def _from_psycopg(error: BaseException) -> bool:
 
 def line_of(error: BaseException) -> str:
     """The text of an error with an exit code, on one line."""
-    text = plain(" ".join(str(error).split())) or type(error).__name__
+    text = plain(" ".join(said(error).split())) or type(error).__name__
     if not _from_psycopg(error):
         return text
     if code_of(error) == SCHEMA:
@@ -111,4 +116,6 @@ def line_of(error: BaseException) -> str:
     function = trigger_of(error)
     if function is not None:
         return f"the application's function {function}, in a trigger on a table of pgqueue, has raised: {text}"
+    if getattr(error, "sqlstate", None) in _POOLED:
+        text += ". A pooler is in between that cannot do prepared statements: set PGQUEUE_PREPARE=off"
     return f"database unreachable or refused: {text}"

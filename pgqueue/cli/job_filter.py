@@ -12,13 +12,19 @@ import click
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO, No
 from pgqueue.cli.json_document import document
+from pgqueue.cli.options import Whole
 from pgqueue.cli.tables import span
+from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.actions import Answer, By
     from pgqueue.database.steps import Steps
 
+LIVE = ("available", "scheduled", "blocked", "running")
+DONE = ("completed", "skipped")
+DEAD = ("failed", "cancelled")
+"""The states of jobs, as `admin.actions` has them: a command line that only shows its help does not load that."""
 F = TypeVar("F", bound=Callable[..., Any])
 Changing = Callable[[Iterable[int], "By"], "Steps[list[Answer]]"]
 """What is done to the jobs of these ids, and what the record says of it."""
@@ -48,7 +54,7 @@ def filters(states: Sequence[str]) -> Callable[[F], F]:
     def add(command: F) -> F:
         for option in (
             click.option("--yes", is_flag=True, help="Do not ask."),
-            click.option("--limit", type=click.IntRange(1), help="Only this many, the oldest ones."),
+            click.option("--limit", type=Whole(1), help="Only this many, the oldest ones."),
             click.option("--task", help="All of this task."),
             click.option("--queue", help="All of this queue."),
             click.option(
@@ -58,7 +64,7 @@ def filters(states: Sequence[str]) -> Callable[[F], F]:
                 multiple=True,
                 help=f"All of these, repeatable: {', '.join(states)}.",
             ),
-            click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1, (1 << 63) - 1)),
+            click.argument("ids", metavar="[ID]...", nargs=-1, type=Whole(1, HIGHEST_ID)),
         ):
             command = option(command)
         return command

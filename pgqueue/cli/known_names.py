@@ -27,36 +27,27 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {plain(close[0])!r}?" if close else ""
 
 
-def warn(conn: psycopg.Connection[Any], queue: str, task: str | None = None) -> None:
-    """Say on stderr that no live worker serves this queue, or knows this task in it."""
+def warn(conn: psycopg.Connection[Any], queue: str | None = None, task: str | None = None) -> None:
+    """Say on stderr that no live worker serves this queue, or knows this task in it; without a queue, in any."""
     from pgqueue.admin import tasks
 
     if tasks.may_look(conn) and (problem := unknown(tasks.taken(conn), queue, task)):
         click.echo(f"warning: {problem}", err=True)
 
 
-def warn_of_task(conn: psycopg.Connection[Any], task: str) -> None:
-    """Say on stderr that no live worker knows this task."""
-    from pgqueue.admin import tasks
-
-    if tasks.may_look(conn):
-        known = {name for _, name in tasks.taken(conn)}
-        if known and "" not in known and task not in known:
-            said = f"no live worker knows task {plain(task)!r}{did_you_mean(task, known)}"
-            click.echo(f"warning: {said}", err=True)
-
-
-def unknown(taken: Iterable[tuple[str, str]], queue: str, task: str | None = None) -> str | None:
+def unknown(taken: Iterable[tuple[str, str]], queue: str | None, task: str | None = None) -> str | None:
     """What is unknown about these names, given the pairs of queue and task that live workers take; None: nothing."""
     taken = set(taken)
     queues = {each for each, _ in taken}
     if not taken:
         return None
-    if queue not in queues:
+    if queue is not None and queue not in queues:
         return f"no live worker serves queue {plain(queue)!r}{did_you_mean(queue, queues)}"
-    here = {name for each, name in taken if each == queue}
+    here = {name for each, name in taken if queue in (None, each)}
     if task is None or task in here or "" in here:
         return None
+    if queue is None:
+        return f"no live worker knows task {plain(task)!r}{did_you_mean(task, here)}"
     if elsewhere := sorted(each for each, name in taken if name == task):
         return (
             f"no live worker of queue {plain(queue)!r} knows task {plain(task)!r}; "

@@ -21,7 +21,7 @@ def serving(bind: str | None) -> Iterator[Callable[[Callable[[], Future[Numbers]
     if bind is None:
         yield lambda ask: None
         return
-    from pgqueue.telemetry.extras import needs_extra
+    from pgqueue.distribution import needs_extra
 
     with needs_extra("prometheus"):
         from pgqueue.telemetry.scrape import Scrape

@@ -57,6 +57,12 @@ class Size(click.ParamType):  # type: ignore[type-arg]
         return int(float(match[1]) * 1024 ** "bkmgt".index((match[2] or "b").lower()))
 
 
+class Whole(click.IntRange):
+    """A whole number in a range; an error calls it that, and not an `integer range`."""
+
+    name = "whole number"
+
+
 class Moment(click.ParamType):  # type: ignore[type-arg]
     """A moment in ISO 8601 with its offset from UTC: `2026-12-24T18:00+01:00`, `2026-12-24 17:00Z`.
 
@@ -102,6 +108,26 @@ def database(command: F) -> F:
     )(command)
 
 
+def log_options(command: F) -> F:
+    """Add --log-level and --log-format (logs.py)."""
+    command = click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)(
+        command
+    )
+    levels = click.Choice(("debug", "info", "warning", "error"), case_sensitive=False)
+    return click.option("--log-level", type=levels, default="info", show_default=True)(command)
+
+
+def app_dir(command: F) -> F:
+    """Add --app-dir, for commands that import modules (task_modules.py)."""
+    return click.option(
+        "--app-dir",
+        type=click.Path(exists=True, file_okay=False),
+        default=".",
+        show_default=True,
+        help="The directory where modules are looked for first.",
+    )(command)
+
+
 def as_json(command: F) -> F:
     """Add --json (json_document.py)."""
     return click.option("--json", "as_json", is_flag=True, help='Print JSON: {"items": [...], ...}.')(command)
@@ -117,6 +143,15 @@ def actor(command: F) -> F:
         callback=_acting,
         help="By which name the change is recorded [the database role].",
     )(command)
+
+
+def queue_or_task(queue: str | None, task: str | None) -> dict[str, str]:
+    """The one of the two that was given, by its name."""
+    if task is not None and queue is None:
+        return {"task": task}
+    if queue is not None and task is None:
+        return {"queue": queue}
+    raise click.UsageError("give a QUEUE, or --task NAME")
 
 
 def given(ctx: click.Context) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from pgqueue.admin.depth import Count, QueueInfo
 from pgqueue.cli.tables import columns_of, fitting, short, span, table, width
@@ -44,17 +44,14 @@ def queue_table(queues: Sequence[QueueInfo], here: Mapping[str, int] | None = No
         yield f"… and {plural(rest, 'more queue', 'more queues')}; --json prints all"
 
 
-def counted(queues: Sequence[QueueInfo], now: datetime | None = None) -> Iterator[str]:
-    """The line that says how old the numbers are; nothing if they are those of now."""
-    times = [queue.counted_at for queue in queues if queue.counted_at is not None]
-    age = (now or datetime.now(UTC)) - min(times) if times else timedelta()
-    if age > timedelta(seconds=1):
-        yield f"Counted {span(age)} ago, by the leading worker."
+def counted(at: datetime, now: datetime) -> Iterator[str]:
+    """The line that says how old the numbers are; nothing if they are those of now. Both times are the database's."""
+    if now - at > timedelta(seconds=1):
+        yield f"Counted {span(now - at)} ago, by the leading worker."
 
 
-def pauses(found: Iterable[tuple[str, str, datetime | None, str | None]]) -> Iterator[str]:
+def pauses(found: Iterable[tuple[str, str, datetime | None, str | None]], now: datetime) -> Iterator[str]:
     """A line for each pause: what (`queue` or `task`) and which one, since when, by which actor if there is room."""
-    now = datetime.now(UTC)
     shown, rest = fitting([each for each in found if each[2] is not None], PAUSES_MOST)
     for what, name, since, by in shown:
         yield paused_line(f"PAUSED {what} {plain(name)}", since, by, now)

@@ -81,10 +81,20 @@ def width() -> int | None:
     return max(80, shutil.get_terminal_size((80, 24)).columns) if sys.stdout.isatty() else None
 
 
+def fits(widths: Sequence[int]) -> bool:
+    """Whether columns of these widths fit the terminal."""
+    most = width()
+    return most is None or _whole(widths) <= most
+
+
 def fitting(items: Sequence[T], most: int) -> tuple[Sequence[T], int]:
     """The first `most` of the items on a terminal, else all of them; and how many are left out."""
     shown = items if width() is None else items[:most]
     return shown, len(items) - len(shown)
+
+
+def _whole(widths: Sequence[int]) -> int:
+    return sum(widths) + MARGIN * (len(widths) - 1)
 
 
 def _padded(text: str, width: int, *, to_right: bool) -> str:
@@ -97,7 +107,7 @@ def _fit(widths: list[int], gives: Sequence[int], heads: Sequence[int]) -> None:
     most = width()
     if most is None:
         return
-    over = sum(widths) + MARGIN * (len(widths) - 1) - most
+    over = _whole(widths) - most
     widest_first = sorted(range(len(widths)), key=lambda place: -widths[place])
     for place in [*gives, *(place for place in widest_first if place not in gives)]:
         cut = min(max(0, over), max(0, widths[place] - max(NARROWEST, heads[place])))

@@ -83,7 +83,7 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
     backoff, state = Backoff(), None
     while True:
         try:
-            with connected("work") as conn:
+            with connected("work", needs="work") as conn:
                 return _facts(conn, worker)
         except psycopg.OperationalError as error:
             before, state = state, server_state()

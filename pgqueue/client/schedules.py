@@ -25,6 +25,7 @@ from pgqueue.jobs.codec import keywords_only
 from pgqueue.jobs.cron import When, check_when
 from pgqueue.jobs.job import Enqueueable, NewJob
 from pgqueue.jobs.validation import check_task_name
+from pgqueue.options import check_text
 
 P = ParamSpec("P")
 
@@ -217,11 +218,13 @@ def _adding(name: str, when: When, new: NewJob[Any]) -> Statement[bool]:
 
 
 def _changing(statement: str, name: str, **params: object) -> Statement[bool]:
+    check_text(name, "schedule name")
     schema, _ = client()
     return Statement(text(statement, schema), {"name": name, **params}, lambda rows: bool(_found(name, rows)))
 
 
 def _running(name: str, actor: str | None) -> Statement[JobHandle[Any]]:
+    check_text(name, "schedule name")
     schema, notify = client()
     return Statement(
         text("schedules_run", schema),
@@ -231,6 +234,7 @@ def _running(name: str, actor: str | None) -> Statement[JobHandle[Any]]:
 
 
 def _removing(name: str, actor: str | None) -> Statement[None]:
+    check_text(name, "schedule name")
     schema, _ = client()
 
     def read(rows: list[Row]) -> None:

@@ -72,8 +72,6 @@ NOTES = {
     "55P03": "another transaction has just taken one of these unique keys, or is changing the job that has one, and is "
     "still open: it is not known yet whether that will stand. Roll back (or to a savepoint) and try again. The wait is "
     "bounded by lock_timeout, by 5 s if that is 0",
-    "42501": "a role that enqueues needs the rights of `pgqueue grants ROLE --for enqueue`; one that replaces jobs "
-    '(on_duplicate="replace", debounce) those of `--for operate`, too',
     "42703": OLDER,
     "42704": OLDER,
     "42883": OLDER,

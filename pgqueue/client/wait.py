@@ -337,16 +337,14 @@ async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
 
     from pgqueue.database import embedded
 
-    def close(opened: asyncio.Future[psycopg.AsyncConnection[Any]]) -> None:
-        if not opened.cancelled() and opened.exception() is None:
-            opened.result().pgconn.finish()
-
     dsn = await asyncio.to_thread(embedded.resolve, wait.dsn())
     opening = asyncio.ensure_future(psycopg.AsyncConnection.connect(dsn, **wait.options()))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(close)  # if psycopg were cancelled half-way, it would leave the socket open
+        from pgqueue.database.sessions import finish
+
+        opening.add_done_callback(finish)  # if psycopg were cancelled half-way, it would leave the socket open
         raise
 
 

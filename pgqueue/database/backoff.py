@@ -34,6 +34,12 @@ _AWAY = ("08", "57P", "53300")
 """SQLSTATE classes and codes by which a server, or a pooler, ends a session or takes none."""
 LOST_SECONDS = 0.05
 """A service whose session is lost asks again after this time. The session paces its connections (see outage)."""
+NO_THREAD = "can't start new thread"
+"""What Python says, without a class of its own."""
+DOUBLINGS_MOST = 64
+"""No pause is doubled more often. Below 1,024 times, where a float overflows, and far above any longest pause."""
+FAILED_SECONDS = 60.0
+"""A service that only counts, and has failed, tries again after this time."""
 
 
 def transient(error: BaseException) -> bool:
@@ -42,7 +48,12 @@ def transient(error: BaseException) -> bool:
     A missing table or a missing right is not transient: the worker logs it and ends. What a trigger of the application
     raises is transient, whatever it is: the trigger may be mended while the worker works.
     """
-    return isinstance(error, _TRANSIENT) or emptied(error) or trigger_of(error) is not None
+    return isinstance(error, _TRANSIENT) or starved(error) or emptied(error) or trigger_of(error) is not None
+
+
+def starved(error: BaseException) -> bool:
+    """Whether the process has no memory, or can start no thread: to look up the name of a host takes one."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
 
 
 def emptied(error: BaseException) -> bool:
@@ -83,6 +94,15 @@ def jittered(seconds: float) -> float:
     return seconds * random.uniform(1.0, 2.0)
 
 
+def doubled(seconds: float, times: int, most: float) -> float:
+    """`seconds`, doubled so many times, and `most` at most. The number of times may be any: a count has no end.
+
+    >>> doubled(0.05, 2, 5.0), doubled(0.05, 10**9, 5.0)
+    (0.2, 5.0)
+    """
+    return min(most, seconds * 2.0 ** min(times, DOUBLINGS_MOST))
+
+
 class Backoff:
     """Growing pauses with jitter, 50 ms at first and 5 s at most. After a success they start again at the first."""
 
@@ -110,6 +130,7 @@ async def persist(
     until: Callable[[], bool] = lambda: False,
     answers: Callable[[], int] | None = None,
     past_data: bool = False,
+    only_counts: bool = False,
 ) -> None:
     """Repeat `step` until cancelled or `until()` is true. A transient error is logged, then comes a pause. Any other
     error is raised.
@@ -119,6 +140,8 @@ async def persist(
     - After a loss of the connection there is no pause and no line: the session has said so, and paces its connections.
     - `past_data`: an error of data is like a transient one. For services that read what others have written: one bad
       row must not end the process.
+    - `only_counts`: no job waits for this service. Any other error is logged, one of ours with its traceback, and the
+      step is repeated after a minute. A number that cannot be found out must not end the worker.
     """
     backoff, seen = Backoff(), 0
     while not until():
@@ -127,12 +150,17 @@ async def persist(
             if answers is None or answers() != seen:
                 backoff.succeeded()
         except Exception as error:
-            if not (transient(error) or (past_data and of_data(error))):
+            if transient(error) or (past_data and of_data(error)):
+                pause, level = backoff.pause(), logging.WARNING
+                if is_loss(error):
+                    pause, level = LOST_SECONDS, logging.DEBUG
+                log.log(level, "%s: %s; trying again in %.2f s", name, described(error), pause)
+            elif only_counts:
+                pause = FAILED_SECONDS
+                said = "%s: this failed, and is tried again later; no job waits for it: %s"
+                log.error(said, name, described(error), exc_info=not isinstance(error, psycopg.Error))
+            else:
                 raise
-            pause, level = backoff.pause(), logging.WARNING
-            if is_loss(error):
-                pause, level = LOST_SECONDS, logging.DEBUG
-            log.log(level, "%s: %s; trying again in %.2f s", name, described(error), pause)
             await asyncio.sleep(pause)
         seen = 0 if answers is None else answers()
 

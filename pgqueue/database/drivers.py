@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgqueue.config import config
+from pgqueue.database.foreign_errors import said
 from pgqueue.database.notify_queue import is_full, silent
 from pgqueue.database.statements import Row, Statement
 from pgqueue.database.triggers import trigger_of
@@ -40,6 +41,17 @@ ACCEPTED = (
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 _BEHIND = {"42883", "42704"}  # undefined_function; undefined_object: a type
 _MISSING = frozenset({"42P01", "3F000"})  # undefined_table, invalid_schema_name
+_POOLED = (
+    "a pooler is in between that cannot do prepared statements. A connection of psycopg needs prepare_threshold=None, "
+    "pgqueue's own need PGQUEUE_PREPARE=off"
+)
+_NOTES = {
+    "42501": "the role lacks a right. To enqueue it needs the rights of `pgqueue grants ROLE --for enqueue`; to read "
+    "jobs and results, those of `--for read`, too; to change or replace jobs, those of `--for operate`, too",
+    "42P05": _POOLED,
+    "26000": _POOLED,
+}
+"""By SQLSTATE: what a server's error means here. The error stays the same."""
 
 
 def run(conn: object, statement: Statement[R]) -> R:
@@ -162,7 +174,8 @@ def _kind(cls: Any) -> str | None:
 def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
     given = f"{type(conn).__module__}.{type(conn).__qualname__}"
     if not other:
-        return f"{given} is no connection pgqueue can use; give {ACCEPTED}, as the first argument"
+        said = f"{given} is no connection pgqueue can use; give {ACCEPTED}, as the first argument"
+        return f"{said}. In a handler it is job.enqueue(task, …)" if given == "pgqueue.jobs.job.Job" else said
     if is_async:
         return (
             f"{given} is not async: call the function without the a (enqueue, not aenqueue), from async code in a "
@@ -175,7 +188,9 @@ def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
 
 
 def _explain(error: Exception) -> None:
-    """Raise SchemaMissing or SchemaBehind if the error means that. SQLAlchemy and Django wrap the driver's error.
+    """Raise SchemaMissing or SchemaBehind if the error means that; else add a note if there is one.
+
+    SQLAlchemy and Django wrap the driver's error.
 
     A trigger of the application on our tables may lack a table of its own: its error stays as it is.
     """
@@ -186,16 +201,20 @@ def _explain(error: Exception) -> None:
             if ".outbox" in str(each):
                 raise SchemaMissing(
                     f"this database has no outbox in schema {schema!r}: run `pgqueue migrate --outbox` against it; "
-                    f"{each}"
+                    f"{said(each)}"
                 ) from error
             raise SchemaMissing(
                 f"this database has no pgqueue tables in schema {schema!r}: run `pgqueue migrate` against it, or name "
-                f"the schema they are in (PGQUEUE_SCHEMA, pgqueue.configure(schema=…)); {each}"
+                f"the schema they are in (PGQUEUE_SCHEMA, pgqueue.configure(schema=…)); {said(each)}"
             ) from error
         if state in _BEHIND and f"{config().schema}." in str(each) and trigger_of(error) is None:
             raise SchemaBehind(
-                f"schema {config().schema!r} of this database is older than this pgqueue: run `pgqueue migrate`; {each}"
+                f"schema {config().schema!r} of this database is older than this pgqueue: run `pgqueue migrate`; "
+                f"{said(each)}"
             ) from error
+        if state in _NOTES and trigger_of(error) is None:
+            error.add_note(f"pgqueue: {_NOTES[state]}")
+            return
 
 
 def _only_told_nothing(conn: Any, error: Exception) -> bool:
@@ -218,7 +237,7 @@ def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
 
 def _psycopg(conn: Any, sql: str, params: Params) -> list[Row]:
     cursor = conn.cursor(row_factory=_tuples)
-    if _is_raw(cursor.__class__):
+    if is_raw(cursor.__class__):
         cursor.execute(*numbered(sql, params))
     else:
         cursor.execute(sql, params)
@@ -227,7 +246,7 @@ def _psycopg(conn: Any, sql: str, params: Params) -> list[Row]:
 
 async def _psycopg_async(conn: Any, sql: str, params: Params) -> list[Row]:
     cursor = conn.cursor(row_factory=_tuples)
-    if _is_raw(cursor.__class__):
+    if is_raw(cursor.__class__):
         await cursor.execute(*numbered(sql, params))
     else:
         await cursor.execute(sql, params)
@@ -312,7 +331,7 @@ def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:
 
 
 @lru_cache(maxsize=64)
-def _is_raw(cursor: Any) -> bool:
+def is_raw(cursor: Any) -> bool:
     """True for psycopg's RawCursor, which takes $1 instead of %(name)s."""
     return any(base.__name__ == "RawCursorMixin" for base in cursor.__mro__)
 

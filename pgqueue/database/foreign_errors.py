@@ -11,6 +11,13 @@ def attribute(error: object, name: str) -> object:
         return None
 
 
+def said(error: object) -> str:
+    """The server's message, with its detail and its hint; not the statement and the functions that it names."""
+    diag = attribute(error, "diag")
+    parts = [attribute(diag, f"message_{part}") for part in ("primary", "detail", "hint")]
+    return "; ".join(str(part) for part in parts if part) if parts[0] else str(error)
+
+
 def wrapped(error: BaseException) -> list[object]:
     """The error, and those that it may wrap: SQLAlchemy and Django wrap the driver's."""
     return [error, attribute(error, "orig"), attribute(error, "__cause__")]

@@ -7,11 +7,14 @@ never revokes a right.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import psycopg
 
 from pgqueue.database.statements import in_schema, sql_directory
+from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import Error, InvalidOption
 
 Kind = Literal["enqueue", "work", "operate", "read", "relay", "stage", "relay_outbox"]
@@ -19,6 +22,8 @@ KINDS: tuple[Kind, ...] = ("enqueue", "work", "operate", "read", "relay")
 """What a role may do in the database of the queue."""
 OUTBOX_KINDS: tuple[Kind, ...] = ("stage", "relay_outbox")
 """What a role may do in the database of an outbox."""
+Needs = Kind | Literal["own"]
+"""What a role must be allowed to do: that of a kind, or what only the owner of the schema may."""
 
 
 def as_sql(role: str, kind: Kind, schema: str) -> str:
@@ -58,6 +63,29 @@ def grant(conn: psycopg.Connection[Any], role: str, kind: Kind, schema: str) -> 
         raise Error(_forbidden(conn, schema, error.diag.message_primary or "")) from None
     finally:
         conn.remove_notice_handler(hear)
+
+
+@contextmanager
+def needing(conn: psycopg.Connection[Any], needs: Needs) -> Iterator[None]:
+    """Within this block a right that the role lacks is an Error, which names the role and what to run.
+
+    What a trigger of the application may not do says nothing of pgqueue's rights: its error stays as it is.
+    """
+    role = conn.info.user  # afterwards the connection may be closed
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        if trigger_of(error) is not None:
+            raise
+        raise Error(lacks(role, f"do this ({error.diag.message_primary})", needs)) from error
+
+
+def lacks(role: str, what: str, needs: Needs) -> str:
+    """The text of an error: the role may not do `what`, and what gives it the rights."""
+    if needs == "own":
+        return f"role {role!r} may not {what}; run this as the schema's owner"
+    kind = needs.replace("_", " --")
+    return f"role {role!r} may not {what}; as the schema's owner run `pgqueue grants {role} --for {kind}`"
 
 
 def _forbidden(conn: psycopg.Connection[Any], schema: str, why: str) -> str:

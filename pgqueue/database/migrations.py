@@ -16,7 +16,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +29,7 @@ from psycopg.rows import tuple_row
 
 from pgqueue import config
 from pgqueue.database import embedded
+from pgqueue.database.grants import Needs, lacks
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import in_schema, sql_directory, text
 from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaMissing, SchemaTooNew
@@ -158,9 +159,12 @@ async def amigrate(
     return await asyncio.to_thread(migrate, target, schema, lock_timeout=lock_timeout, wait=wait, line=line)
 
 
-def check(conn: Connection, schema: str, line: Line = QUEUE) -> Standing:
-    """Return which migrations the database has and lacks. Changes nothing."""
-    with _reading(conn, schema, line):
+def check(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs | None = None) -> Standing:
+    """Return which migrations the database has and lacks. Changes nothing.
+
+    Error: this role may not read them. It names the rights that the caller `needs`; None is those of a worker or relay.
+    """
+    with _reading(conn, schema, line, needs):
         applied = _read(conn, schema, line)
     versions = {row.version for row in applied}
     newest = max((file.version for file in files(line)), default=0)
@@ -176,14 +180,14 @@ def pending(conn: Connection, schema: str, line: Line = QUEUE) -> list[Migration
     return list(check(conn, schema, line).pending)
 
 
-def require(conn: Connection, schema: str, line: Line = QUEUE) -> Standing:
+def require(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs | None = None) -> Standing:
     """Return the database's standing if this pgqueue can work on it.
 
     Else it raises SchemaMissing, SchemaBehind or SchemaTooNew; the message says what to do. A newer schema is accepted
     if none of its unknown migrations is breaking, so that workers outlive a rolling deploy.
     """
     _refuse_hidden_rows(conn, schema, line)
-    standing = check(conn, schema, line)
+    standing = check(conn, schema, line, needs=needs)
     where = f"{'the outbox in ' if line is OUTBOX else ''}schema {schema!r} of database {conn.info.dbname!r}"
     if not standing.applied:
         _refuse_emptied(conn, schema, line)
@@ -195,11 +199,21 @@ def require(conn: Connection, schema: str, line: Line = QUEUE) -> Standing:
             "and cannot work with; upgrade pgqueue here"
         )
     if standing.pending:
-        lacks = ", ".join(map(str, standing.pending))
         raise SchemaBehind(
-            f"{where} is at version {standing.version} and lacks {lacks}; run `{_command(schema, line)}`"
+            f"{where} is at version {standing.version} and lacks {named(standing.pending)}; "
+            f"run `{_command(schema, line)}`"
         )
     return standing
+
+
+def named(pending: Sequence[Migration]) -> str:
+    """These migrations in a sentence: all of them up to three, else the first, how many more, and the last.
+
+    >>> named(files()[:2])
+    '0001_initial, 0002_transactions'
+    """
+    names = [str(file) for file in pending]
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more up to {names[-1]}"
 
 
 def as_sql(schema: str, from_version: int = 0, line: Line = QUEUE) -> str:
@@ -274,7 +288,7 @@ def _refuse_emptied(conn: Connection, schema: str, line: Line) -> None:
 
 def _applied_now(conn: Connection, schema: str, line: Line, lock_timeout: float, wait: float) -> Iterator[Migration]:
     _refuse_hidden_rows(conn, schema, line)
-    if not check(conn, schema, line).applied:
+    if not check(conn, schema, line, needs="own").applied:
         _refuse_emptied(conn, schema, line)
     for file in pending(conn, schema, line):
         if _patiently(conn, schema, line, file, (lock_timeout, wait)):
@@ -402,17 +416,14 @@ def _forbidden(conn: Connection, schema: str, line: Line, file: Migration, error
 
 
 @contextmanager
-def _reading(conn: Connection, schema: str, line: Line) -> Iterator[None]:
+def _reading(conn: Connection, schema: str, line: Line, needs: Needs | None) -> Iterator[None]:
     """A transaction, or a savepoint in the caller's. If the role may not read, the error says what to do."""
     try:
         with conn.transaction():
             yield
     except errors.InsufficientPrivilege as error:
-        role = conn.info.user
-        raise Error(
-            f"role {role!r} may not read {schema}.{line.table}; as its owner run "
-            f"`pgqueue grants {role} --for {'relay --outbox' if line is OUTBOX else 'work'}`"
-        ) from error
+        needs = needs or ("relay_outbox" if line is OUTBOX else "work")
+        raise Error(lacks(conn.info.user, f"read {schema}.{line.table}", needs)) from error
 
 
 @contextmanager

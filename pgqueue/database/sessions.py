@@ -26,7 +26,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError
+from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError, sql
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue.database import alarms, forks, notify_queue, statements
@@ -71,6 +71,11 @@ class Link:
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         """The named statement of `sql/` with its parameters. Its answer is a list of its rows."""
         return Statement(statements.text(name, self.schema), params, list)
+
+    def listen(self, channel: str) -> Statement[list[tuple[Any, ...]]]:
+        """The LISTEN for this channel of the schema."""
+        name = sql.Identifier(f"{self.schema}.{channel}")
+        return Statement(sql.SQL("LISTEN {}").format(name).as_string(), {}, list)
 
 
 class Session:
@@ -221,10 +226,7 @@ class Session:
             try:
                 self.identity = await identify(self._connection, self.link)
                 if self.identity is not None and self.link.prepare:  # prepare=False is set for a pooler
-                    age = monotonic() - began + TRAVEL_SECONDS
-                    keep = self.link.statement("sessions_keep", pid=self.identity[0], seconds=age)
-                    [kept] = await send(self._connection, self.link, keep)
-                    self._connection.keeps = bool(kept)
+                    await keep(self._connection, self.link, self.identity, began)
                 await self._recognize(self._connection)
                 if self._opened is not None:
                     await self._opened()
@@ -262,7 +264,7 @@ async def connect(link: Link, application_name: str) -> Wire:
     try:
         conn = await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(_finish)  # if psycopg were cancelled half-way, it would leave the socket open
+        opening.add_done_callback(finish)  # if psycopg were cancelled half-way, it would leave the socket open
         raise
     forks.cut_in_children(conn)
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
@@ -341,6 +343,14 @@ async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> 
     return own(conn, rows)
 
 
+async def keep(conn: Wire, link: Link, identity: Identity, began: float) -> None:
+    """Set the settings of a worker's transactions once, if this session is no older than its connection, which was
+    opened since `began`."""
+    age = monotonic() - began + TRAVEL_SECONDS
+    [kept] = await send(conn, link, link.statement("sessions_keep", pid=identity[0], seconds=age))
+    conn.keeps = bool(kept)
+
+
 def own(conn: AsyncConnection[Any] | Connection[Any], rows: Sequence[tuple[int, str]]) -> Identity | None:
     """The answer of `sessions_identity` if the session is ours alone, else None: poolers give clients a made-up pid."""
     return rows[0] if rows and rows[0][0] == conn.info.backend_pid else None
@@ -374,6 +384,7 @@ def _socket(conn: AsyncConnection[Any] | Connection[Any]) -> socket.socket:
     return socket.fromfd(conn.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
 
-def _finish(opening: asyncio.Future[Wire]) -> None:
+def finish(opening: asyncio.Future[Any]) -> None:
+    """Close the connection that this has opened, if it has."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().pgconn.finish()

@@ -29,6 +29,11 @@ def _fraction(text: str) -> float | str:
     return number if isfinite(number) else text
 
 
+def at(seconds: float) -> datetime:
+    """A time in seconds since 1970, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
 def moment(text: str | None) -> datetime | None:
     """A time of PostgreSQL. Infinity, and years before 1 and after 9999, become the nearest that there is."""
     if text is None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import msgspec
 
 from pgqueue.errors import InvalidArguments
+from pgqueue.jobs.sizes import KEY_MOST
 
 LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
 """The beginning of the key that a blocked job waits for: the kind of the key."""
-
-KEY_MOST = 500  # bytes
 
 
 class Keys(msgspec.Struct, frozen=True):

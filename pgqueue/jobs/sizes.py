@@ -14,7 +14,7 @@ JSON_MOST = 1 << 20
 TEXT_MOST = 2 * JSON_MOST
 """The most bytes that they may have as the server's text. It stands in fragments.sql, too."""
 KEY_MOST = 500
-"""The most bytes of a unique key."""
+"""The most bytes of a key, of a lock or a unique one."""
 
 _SMALL = TEXT_MOST // 52  # the most by which a float grows: `1e308,` is 6 bytes, and 311 as the server's text
 _EXPONENT = re.compile(rb"\d[eE][+-]?\d")

@@ -184,4 +184,4 @@ def _link(dsn: str, outage: Outage) -> Link:
 def _require(link: Link, line: migrations.Line) -> None:
     """Raise what `migrations.require` raises."""
     with psycopg.connect(link.dsn, **options(link, "pgqueue relay start") | {"prepare_threshold": None}) as conn:
-        migrations.require(conn, link.schema, line)
+        migrations.require(conn, link.schema, line, needs="relay" if line is migrations.QUEUE else None)

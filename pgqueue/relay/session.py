@@ -9,21 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 from psycopg import OperationalError
 
 from pgqueue.database.backoff import wait
 from pgqueue.database.pipeline import Wire
-from pgqueue.database.sessions import (
-    ROUND_TRIP_SECONDS,
-    TRAVEL_SECONDS,
-    Link,
-    connect,
-    hang_up,
-    identify,
-    send,
-)
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, connect, hang_up, identify, keep
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 
@@ -74,15 +67,13 @@ class Session:
 @asynccontextmanager
 async def opened(link: Link, side: str) -> AsyncIterator[Session]:
     """A session of the source or the target, with the settings of `sessions_settings` and of its side."""
-    began = asyncio.get_running_loop().time()
+    began = monotonic()
     wire = await connect(link, f"pgqueue relay {side}")
     wire.prepares = False  # a pooler may refuse that with an error of its own
     try:
         identity = await identify(wire, link)
         if identity is not None:
-            age = asyncio.get_running_loop().time() - began + TRAVEL_SECONDS
-            [kept] = await send(wire, link, link.statement("sessions_keep", pid=identity[0], seconds=age))
-            wire.keeps = bool(kept)
+            await keep(wire, link, identity, began)
         if not wire.keeps:
             raise Error(POOLED.format(side=side))
         wire.prepares = link.prepare

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from psycopg import sql
-
 from pgqueue.database.sessions import BEGIN, COMMIT
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error, InvalidOption
@@ -88,8 +86,7 @@ class Source:
 
     async def listen(self) -> None:
         """Hear of staged jobs from now on, in `stirs`."""
-        channel = sql.Identifier(f"{self._session.link.schema}.{CHANNEL}")
-        await self._session.ask(Statement(sql.SQL("LISTEN {}").format(channel).as_string(), {}, list))
+        await self._session.ask(self._session.link.listen(CHANNEL))
 
     async def settle(self, target: str, *, adopt: bool) -> None:
         """Find out which outbox this is. It belongs to one queue, and lies where it lay, or Error is raised; `adopt`

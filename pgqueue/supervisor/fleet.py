@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from pgqueue.database.backoff import doubled
+
 # If a process dies while it starts, or this soon after, the next one waits, longer each time.
 YOUNG_SECONDS = 5.0
 BACKOFF_FIRST, BACKOFF_MOST = 0.5, 30.0
@@ -230,7 +232,7 @@ class Fleet:
         if number > self._failed_at:
             self._failures, self._failed_at = self._failures + 1, self._last
             if self._failures > 1:
-                self.not_before = now + min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (self._failures - 2))
+                self.not_before = now + doubled(BACKOFF_FIRST, self._failures - 2, BACKOFF_MOST)
 
     def _forgive(self, now: float) -> None:
         """Forget the failures if a process started after the last one has worked for a while."""

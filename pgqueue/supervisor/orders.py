@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import sql
-
 from pgqueue.database.backoff import LOST_SECONDS, Backoff, is_loss, one_line
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement
@@ -127,7 +125,7 @@ class Orders:
                 if self.id is not None:
                     await self._session.run(*self._outcomes(), self._statement("orders_leave", id=self.id))
         except Exception as error:
-            log.warning("the supervisor could not sign off: %s", str(error).strip() or type(error).__name__)
+            log.warning("the supervisor could not sign off: %s", one_line(error))
         await self._session.close()
 
     async def _round(self) -> None:
@@ -189,8 +187,7 @@ class Orders:
     def _listening(self) -> list[Statement[Any]]:
         if not self._listen or self._session.identity is None:  # through a pooler it would stay with any session
             return []
-        channel = sql.Identifier(f"{self._session.link.schema}.{ORDERS}")
-        return [Statement(sql.SQL("LISTEN {}").format(channel).as_string(), {}, list)]
+        return [self._session.link.listen(ORDERS)]
 
     def _statement(self, name: str, **params: object) -> Statement[Any]:
         return self._session.link.statement(name, **params)

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+from pgqueue.distribution import needs_extra
 from pgqueue.jobs.totals import Numbers
 from pgqueue.options import checks_options
-from pgqueue.telemetry.extras import needs_extra
 
 Event = dict[str, Any]
 App = Callable[[Mapping[str, Any], Callable[[], Awaitable[Event]], Callable[[Event], Awaitable[None]]], Awaitable[None]]

@@ -47,11 +47,6 @@ def headers_of(job: Job) -> dict[str, Any]:
         return {}
 
 
-def headers_in(new: NewJob[Any]) -> dict[str, Any]:
-    """The headers of a job that is to be enqueued."""
-    return {} if new.headers is None else msgspec.json.decode(new.headers, type=dict[str, Any])
-
-
 def _with(headers: str | None, texts: Mapping[str, str]) -> str | None:
     """These headers (the text of a JSON object) with these texts, put in front of its end: the rest stays as it is."""
     own: Mapping[str, Any] = {} if headers is None else msgspec.json.decode(headers, type=dict[str, msgspec.Raw])

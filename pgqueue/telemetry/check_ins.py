@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgqueue.client.job_outcome import JobOutcome
+from pgqueue.distribution import needs_extra
 from pgqueue.jobs.cron import LINE, SCHEDULE, ZONE
 from pgqueue.jobs.job import Job
 from pgqueue.telemetry.carrier import headers_of
-from pgqueue.telemetry.extras import needs_extra
 
 with needs_extra("sentry"):
     from sentry_sdk.crons import capture_checkin

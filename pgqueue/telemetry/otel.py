@@ -22,13 +22,13 @@ from typing import Any
 from pgqueue import logs
 from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.observers import End, Sending, observers
+from pgqueue.distribution import needs_extra
 from pgqueue.jobs.headers import ATTEMPT_TRACE
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import ASKS
 from pgqueue.options import checks_options
 from pgqueue.telemetry.attributes import Attributes, ended, opted_in
 from pgqueue.telemetry.carrier import carried, carrying, headers_of
-from pgqueue.telemetry.extras import needs_extra
 
 with needs_extra("otel"):
     from opentelemetry import context as otel_context

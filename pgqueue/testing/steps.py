@@ -106,7 +106,7 @@ def _command(conn: Any, command: Command) -> None:
         conn.exec_driver_sql(*_bound(command)).close()
         return
     with conn.cursor() as cursor:
-        cursor.execute(*_bound(command, numbered=_is_raw(cursor)))
+        cursor.execute(*_bound(command, numbered=drivers.is_raw(cursor.__class__)))
 
 
 async def _acommand(conn: Any, command: Command) -> None:
@@ -119,7 +119,7 @@ async def _acommand(conn: Any, command: Command) -> None:
         await conn.exec_driver_sql(*_bound(command, numbered=conn.dialect.driver == "asyncpg"))
     elif hasattr(conn, "cursor_factory"):
         async with conn.cursor() as cursor:
-            await cursor.execute(*_bound(command, numbered=_is_raw(cursor)))
+            await cursor.execute(*_bound(command, numbered=drivers.is_raw(cursor.__class__)))
     else:
         sql, values = drivers.numbered(command.sql, command.params or {})
         await conn.execute(sql, *values)
@@ -130,8 +130,3 @@ def _bound(command: Command, *, numbered: bool = False) -> tuple[Any, ...]:
     if not command.params:
         return (command.sql,)
     return drivers.numbered(command.sql, command.params) if numbered else (command.sql, dict(command.params))
-
-
-def _is_raw(cursor: Any) -> bool:
-    """True for psycopg's RawCursor, which takes $1 instead of %(name)s."""
-    return any(base.__name__ == "RawCursorMixin" for base in type(cursor).__mro__)

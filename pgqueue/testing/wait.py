@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pgqueue.admin.actions import WAITING
 from pgqueue.admin.queries import JobInfo, newest
 from pgqueue.client import tasks
 from pgqueue.client.tasks import Task
@@ -18,7 +19,6 @@ from pgqueue.config import config
 from pgqueue.errors import InvalidArguments
 from pgqueue.testing.steps import Steps, aplay, play
 
-WAITING = ("available", "scheduled", "blocked")
 SHOWN = 20
 MOST = 10_000
 

@@ -5,12 +5,10 @@ Closed by default: without `auth` there is none. It needs the extra `web`; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pgqueue import distribution
-from pgqueue.errors import Error
+from pgqueue.distribution import needs_extra
 from pgqueue.options import checks_options
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ def app(
 
         fastapi_app.mount("/jobs", pgqueue.web.app(auth=auth))
     """
-    with needs_extra():
+    with needs_extra("web"):
         from pgqueue.web import dashboard
     return dashboard.made(
         auth,
@@ -72,19 +70,6 @@ def app(
         actor=actor,
         read_only=read_only,
     )
-
-
-@contextmanager
-def needs_extra() -> Iterator[None]:
-    """Say what to install if a package of the extra is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("starlette", "jinja2", "markupsafe", "uvicorn"):
-            raise
-        said = f"the dashboard needs {package}: {distribution.install('web')}"
-        raise Error(said) from error
 
 
 def __getattr__(name: str) -> object:

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from pgqueue.config import config
 from pgqueue.database import steps
+from pgqueue.distribution import needs_extra
 from pgqueue.jobs.totals import Sample
-from pgqueue.telemetry.extras import needs_extra
 from pgqueue.telemetry.gauges import gauges
 from pgqueue.web import rendering
 from pgqueue.web.connections import Connections

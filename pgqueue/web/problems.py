@@ -8,6 +8,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from pgqueue.config import safe
+from pgqueue.database.foreign_errors import said
 from pgqueue.errors import (
     BulkNotFound,
     Error,
@@ -73,4 +74,4 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _line(error: Exception) -> str:
-    return safe(plain(" ".join(str(error).split()))) or type(error).__name__
+    return safe(plain(" ".join(said(error).split()))) or type(error).__name__

@@ -163,7 +163,10 @@ class Capacity:
         groups = enumerate(self._services.running.groups, 1)
         fetchers = {index for index, group in groups if self._fetchers_turn(group)}
         running = self._services.state.phase == "running"
+        before = [group.reserved for group in self._services.running.groups]
         self._services.executor.reserve(indexes - fetchers if running else ())
+        if any(group.reserved < was for group, was in zip(self._services.running.groups, before, strict=True)):
+            self._services.fetcher.slots_freed()  # it may have slept before a slot that was kept in vain
 
     def filled(self, jobs: Iterable[Job]) -> None:
         """Jobs that waited for a key have had slots of these groups."""

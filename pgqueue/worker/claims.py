@@ -12,11 +12,19 @@ The columns `claim` hold integers, so the numbers end at `LAST`. Near the end th
 3. The worker has signed off under the old id: rows of lost answers are handed back, and its row is deleted. It has
    another id before the first new number is given, and ids are never given again.
 4. If jobs run so long that the last number is reached, `begin` waits, too. Jobs need no claim to end, so 1. comes.
+
+Another thread may give up claims whose answers the loop does not read (see `liveness/blocked_loop`). Then any worker
+may have their jobs. Why none of them starts here as well:
+
+1. A number is ended when the answer has been read, before a job of it is delivered.
+2. To end a number and to give it up take one lock. So it is given up only while it is open, and is `void` before its
+   jobs are delivered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 LAST = 2**31 - 1
 RESERVE = 2**24
@@ -24,13 +32,14 @@ RESERVE = 2**24
 
 
 class Claims:
-    """Counts up from 1, or from behind `last`; each number is open until its answer has been processed, or is given
-    up."""
+    """Counts up from 1, or from behind `last`; each number is open until its answer has been read, or will not be."""
 
     def __init__(self, last: int = 0) -> None:
         self._last = last
         self._void = 0
         self._open: set[int] = set()
+        self._given_up: set[int] = set()
+        self._lock = threading.Lock()
         self._closed = False
         self._opened: asyncio.Event | None = None
         """There while a claim waits. Not made before: a worker may be started again on another loop."""
@@ -46,8 +55,21 @@ class Claims:
         return self._last
 
     def end(self, claim: int) -> None:
-        """The answer to this claim has been processed or given up."""
-        self._open.discard(claim)
+        """The answer to this claim has been read, or will not be. Before its jobs are delivered; may be repeated."""
+        with self._lock:
+            self._open.discard(claim)
+
+    def give_up(self) -> frozenset[int]:
+        """Give up the claims whose answers have not been read: their jobs are not ours, when they come. From any
+        thread."""
+        with self._lock:
+            given_up = frozenset(self._open)
+            self._given_up |= given_up
+        return given_up
+
+    def forget(self, claim: int) -> None:
+        """This claim has ended, and no job of it will come."""
+        self._given_up.discard(claim)
 
     def void_all(self) -> None:
         """All numbers so far are void: claims of a worker that had seemed dead. Their jobs belong to other workers."""
@@ -55,11 +77,11 @@ class Claims:
 
     def void(self, claim: int) -> bool:
         """Whether the jobs of this claim are not ours any more."""
-        return claim <= self._void
+        return claim <= self._void or claim in self._given_up
 
     @property
     def settled(self) -> int:
-        """All numbers up to this one have been answered or given up. From any thread."""
+        """All numbers up to this one have ended: their answers were read, or will not be. From any thread."""
         last = self._last  # before: a number that is begun meanwhile is above it
         return min(self._open, default=last + 1) - 1
 
@@ -79,6 +101,7 @@ class Claims:
         """The next number is 1. Only while closed, when the worker has another id, and holds no job."""
         assert self._closed, "a claim under an old number may be under way"
         self._last = self._void = 0
+        self._given_up.clear()
 
     def open(self) -> None:
         """Let numbers begin."""

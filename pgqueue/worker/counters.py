@@ -45,7 +45,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import of_data, persist
+from pgqueue.database.backoff import described, persist, transient
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement
 from pgqueue.jobs.histogram import BOUNDS
@@ -203,8 +203,8 @@ class Counters:
         return found
 
     def _count(self, job: Job, outcome: Outcome) -> None:
-        if isinstance(outcome, Released) and outcome.problem is None:  # given back before it started
-            return
+        if isinstance(outcome, Released) and outcome.problem is None and job not in self._early:
+            return  # given back before it started
         counts = self._counts(job.queue, job.task)
         what = _name(outcome)
         counts.happened[what] = counts.happened.get(what, 0) + 1
@@ -240,6 +240,8 @@ class Counters:
             group = groups[fingerprint] = Failures(job.queue, job.task, problem, now, now)
         group.problem, group.last = problem, now
         group.count += 1
+        if job.id in group.ids:  # it has failed before in this minute
+            group.ids.remove(job.id)
         group.ids.append(job.id)
 
     def _count_running(self) -> None:
@@ -261,7 +263,7 @@ class Counters:
 
     async def run(self) -> None:
         """Write a part for each minute, until cancelled."""
-        await persist(self._step, name="history", answers=self._session.answers)
+        await persist(self._step, name="history", answers=self._session.answers, only_counts=True)
 
     async def _step(self) -> None:
         if not self._known:
@@ -295,9 +297,12 @@ class Counters:
             part.begin = now
 
     async def write_rest(self) -> None:
-        """Write all that has been counted. The worker is about to leave, and nothing runs."""
+        """Write all that has been counted. The worker is about to leave, and nothing runs.
+
+        While the database is away, this tries again until it is cancelled.
+        """
         self._close()
-        await self._write()
+        await persist(self._write, name="history", until=lambda: not self._closed)
 
     async def _write(self) -> None:
         """Append the closed parts, the oldest first."""
@@ -308,9 +313,10 @@ class Counters:
             except psycopg.errors.InsufficientPrivilege:  # granted before there was a history
                 log.error("the history is not written: this role needs its rights again, `pgqueue grants`")
             except Exception as error:
-                if not of_data(error):
+                if transient(error):
                     raise
-                log.error("a minute of the history is left out: %s", error)
+                said = "a minute of the history is left out: %s"
+                log.error(said, described(error), exc_info=not isinstance(error, psycopg.Error))
             if self._closed and self._closed[0] is part:
                 self._closed.popleft()
 

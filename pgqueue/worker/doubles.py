@@ -20,10 +20,17 @@ from pgqueue.database.backoff import one_line
 from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Statement
+from pgqueue.database.triggers import trigger_of
 
 log = logging.getLogger("pgqueue")
 
 TRIES = 3
+
+
+def is_double(error: BaseException) -> bool:
+    """Whether the server says that a row of that id is there already. What a trigger of the application says is not
+    meant."""
+    return isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None
 
 
 async def resolve(session: Session, *statements: Statement[list[tuple[Any, ...]]]) -> int:

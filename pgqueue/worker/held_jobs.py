@@ -10,6 +10,16 @@ durable, those of plain jobs. Or this worker had seemed dead. Then the job does 
 2. If it runs, the run goes on under the new claim. Its outcome ends the row that is there now.
 3. If it is transactional, its transaction is bound to the earlier claim and cannot commit. If it is told to stop, it
    ends without an effect. So the new claim waits until that run has ended, and starts then.
+
+A worker takes 50 ms of work beyond its slots. How long jobs last is only known of those that have ended, so longer ones
+may have come, and what waits at hand would wait for them. Why no job waits here for long, nor goes to and fro for ever:
+
+1. While jobs wait at hand, there is a look every `AT_HAND_SECONDS`. If jobs are left of those that waited at the last
+   look, only so many stay as have started since. The others go back to the front of their lanes, or of the waiters of
+   their lock or limit. Any worker may take them there.
+2. So if no job starts, none stays. Those that go back are the last: no job that came later starts here before them.
+3. The group of slots that gave jobs back takes no more beyond its slots than it kept, until jobs have ended there.
+4. If the loop is blocked, no look comes. Then `liveness/blocked_loop` gives these jobs away.
 """
 
 from __future__ import annotations
@@ -32,9 +42,13 @@ log = logging.getLogger("pgqueue")
 
 TAKEN = interrupted("its row was taken from its worker")
 
+AT_HAND_SECONDS = 1.0
+"""How often to look at the jobs that wait for a slot. If no slot is freed, none waits for more than twice as long."""
+
 
 class HeldJobs:
-    """Takes jobs in, gives them back, and passes on what their ends make free. Everything here is called on the loop.
+    """Takes jobs in, gives them back, and passes on what their ends make free. Everything but `take_out_waiting` is
+    called on the loop.
 
     `state.held` has the jobs by id.
     """
@@ -47,6 +61,8 @@ class HeldJobs:
         self._capacity = capacity
         self._state = services.state
         self._loop = asyncio.get_running_loop()
+        self._looks = False
+        """Whether a look at the jobs at hand is to come."""
 
     # Jobs that come --------------------------------------------------------------------------------------------------
 
@@ -55,8 +71,10 @@ class HeldJobs:
         before others."""
         services, state = self._services, self._state
         if jobs and state.claims.void(jobs[0].claim):
-            left = plural(len(jobs), "job is left", "jobs are left")
-            log.warning("%s to others: of a claim from before this worker was taken for dead", left)
+            said = "%s to others: the claim was given up, as this worker seemed dead or its event loop was blocked"
+            log.warning(said, plural(len(jobs), "job is left", "jobs are left"))
+            state.in_doubt()  # a row that was not there when others were told is handed back
+            state.claims.forget(jobs[0].claim)
             jobs = []
         if not state.held.keys().isdisjoint([job.id for job in jobs]):
             jobs = [job for job in jobs if job.id not in state.held or self._starts_anew(state.held[job.id], job)]
@@ -69,8 +87,23 @@ class HeldJobs:
             self.give_back(set(jobs).difference(kept))
         for group, mine in self._by_group(kept):
             group.adapt(group.prefetch // 2 if moved else 0)
-            services.executor.offer(group, mine, first=first)
+            self._offer(group, mine, first=first)
         services.rate_limiter.slots_freed()  # it was the fetcher's turn
+
+    def _offer(self, group: SlotGroup, jobs: list[Job], *, first: bool = False) -> None:
+        self._services.executor.offer(group, jobs, first=first)
+        if group.waiting and not self._looks:
+            self._looks = True
+            self._loop.call_later(AT_HAND_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Give back what has waited at hand since the last look."""
+        groups = self._services.running.groups
+        for group in groups:
+            self.give_back(group.surplus())
+        self._looks = any(group.waiting for group in groups)
+        if self._looks:
+            self._loop.call_later(AT_HAND_SECONDS, self._look)
 
     def _starts_anew(self, before: Job, job: Job) -> bool:
         """Whether a job that is held as `before` starts now under its new claim (the three cases above)."""
@@ -130,7 +163,7 @@ class HeldJobs:
 
     def _take_back(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            if (job.start_by or STARTED) > STARTED:  # it has not started
+            if (job.start_by or STARTED) > STARTED and self._state.holds(job):  # it has not started, nor come anew
                 found = [group.remove(job.id) for group in self._services.running.groups]
                 self.give_back([waiting for waiting in found if waiting is not None])
 
@@ -159,8 +192,8 @@ class HeldJobs:
     def written(self, jobs: Sequence[Job]) -> None:
         """The ends of these jobs are written: they are not this worker's any more."""
         services, state = self._services, self._state
-        state.ended_jobs += len(jobs)
         for job in jobs:
+            state.ended_jobs += hasattr(job, "began")
             if state.held.get(job.id) is job:
                 del state.held[job.id]
         services.progress.ended(jobs)
@@ -182,8 +215,8 @@ class HeldJobs:
     def kept_keys(self, jobs: Iterable[Job]) -> None:
         """These jobs end here, and their keys are not free, or perhaps not: no job of their chains goes on."""
         for job in jobs:
+            self._services.unblocker.blocked_again(job)  # again: it may have been looked for before it was there
             if job.lock_key is not None:
-                self._services.unblocker.blocked_again(job)  # again: it may have been looked for before it was there
                 self.give_back(self.chains.cut(job))
 
     def slots_freed(self) -> None:
@@ -214,6 +247,12 @@ class HeldJobs:
             if self._state.holds(job) and not job.written and self.interrupt(job.id, TAKEN):
                 log.error(said, job.id, job.task, extra=fields(job))
 
+    def take_out_waiting(self) -> list[Job]:
+        """Take out the jobs that wait for a slot, and those of chains behind them, while the loop is blocked. From any
+        thread. `give_back` must follow, on the loop."""
+        firsts = [job for group in self._services.running.groups for job, _ in group.empty()]
+        return [each for job in firsts for each in (job, *self.chains.cut(job))]
+
     def lose(self) -> None:
         """Other workers have taken this one for dead. What has not started is theirs; what runs ends by its fence."""
         self._state.claims.void_all()  # one may be under way still, and its answer come under another id
@@ -226,8 +265,7 @@ class HeldJobs:
     def give_back(self, jobs: Iterable[Job]) -> None:
         """Release these jobs unstarted: no attempt is spent."""
         for job in jobs:
-            if job.chained:
-                self._services.unblocker.blocked_again(job)
+            self._services.unblocker.blocked_again(job)
             self._services.completer.finish(job, RELEASED)
 
     def _go_on(self, ended: Sequence[Job]) -> Sequence[Job]:
@@ -243,7 +281,7 @@ class HeldJobs:
                 self._services.unblocker.handed_on(job, after)
                 started.append(after)
         for group, mine in self._by_group(started):
-            self._services.executor.offer(group, mine)
+            self._offer(group, mine)
         return rest
 
     def _shorten(self, chains: Iterable[Chain]) -> None:

@@ -27,8 +27,8 @@ from typing import Any
 from pgqueue.client.middleware import RESULTS, declared, wrapped
 from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded, forks
-from pgqueue.database.backoff import is_loss, persist, transient, within
-from pgqueue.database.sessions import Session
+from pgqueue.database.backoff import is_loss, of_data, one_line, persist, transient, within
+from pgqueue.database.sessions import Identity, Session
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
@@ -57,7 +57,8 @@ from pgqueue.worker.leader.pruner import Pruner
 from pgqueue.worker.leader.scheduler import Scheduler
 from pgqueue.worker.leader.ticks import CHANGED, Ticks
 from pgqueue.worker.leader.unknown_tasks import UnknownTasks
-from pgqueue.worker.liveness.heartbeat import LISTED_SECONDS, Heartbeat, Identity
+from pgqueue.worker.liveness.blocked_loop import BlockedLoop
+from pgqueue.worker.liveness.heartbeat import LISTED_SECONDS, Heartbeat
 from pgqueue.worker.liveness.lease_guard import LeaseGuard
 from pgqueue.worker.liveness.loop_monitor import BLOCKED_SECONDS, LoopMonitor
 from pgqueue.worker.liveness.registration import entered
@@ -101,7 +102,13 @@ class Services:
         self.running = RunningJobs(slot_groups(state.settings.queues, state.settings.concurrency))
         self.capacity = Capacity(self)
         self.held_jobs = HeldJobs(self, self.capacity)
-        self.loop_monitor = LoopMonitor(self._loop, self.running, min(BLOCKED_SECONDS, state.settings.lease / 3))
+        self.blocked_loop = BlockedLoop(
+            state,
+            LoopMonitor(self._loop, self.running, min(BLOCKED_SECONDS, state.settings.lease / 3)),
+            take_out=self.held_jobs.take_out_waiting,
+            give_back=self.held_jobs.give_back,
+            step_down=self._step_down,
+        )
         self.heartbeat = self._new_heartbeat()
         self._registering = asyncio.Lock()
         self._left = 0
@@ -148,7 +155,7 @@ class Services:
             list(settings.queues),
             self.election,
             heard=self._heard,
-            listed=partial(self.listed, PING_ANSWER_SECONDS),
+            listed=self._listed_to_listen,
         )
         self.notify_watch = NotifyWatch(
             self.fetch_session, state, told_nothing=self._told_nothing, leads=self.election.leads
@@ -164,7 +171,8 @@ class Services:
             reserve=self.capacity.reserve,
             deliver=self.held_jobs.start_rated,
         )
-        self.sweep = Sweep(session, found=self.held_jobs.swept, leads=self.election.leads)
+        told = state.settings.listen and state.settings.notify
+        self.sweep = Sweep(session, found=self.held_jobs.swept, leads=self.election.leads, told=told)
         self.declared_limits = DeclaredLimits(session, state, changed=self.sweep.sweep_soon)
         self.undeclared_limits = UndeclaredLimits(session)
         self.poison_drain = PoisonDrain(
@@ -219,13 +227,31 @@ class Services:
 
     def _new_heartbeat(self) -> Heartbeat:
         stacks = Stacks(self.state, self.running, self._loop, self._thread)
-        return Heartbeat(self.state, self.running, self.loop_monitor, self, sessions=self._identities, stacks=stacks)
+        return Heartbeat(
+            self.state,
+            self.running,
+            self.blocked_loop,
+            self,
+            sessions=self._identities,
+            stacks=stacks,
+        )
 
     # What the parts share --------------------------------------------------------------------------------------------
 
     async def listed(self, most: float = LISTED_SECONDS) -> bool:
         """Wait, at most so many seconds, until a heartbeat has told of the sessions that there are now."""
         return await self.heartbeat.listed(most)
+
+    async def _listed_to_listen(self) -> bool:
+        """`listed` for the notifier. While the worker leaves, no heartbeat is sent, which is no loss of the database:
+        then it waits to be cancelled."""
+        listed = await self.listed(PING_ANSWER_SECONDS)
+        if not listed and self.state.phase == "stopped":
+            await asyncio.Event().wait()
+        return listed
+
+    def _step_down(self) -> bool:
+        return self.notifier.step_down()
 
     def _last_beat(self) -> float:
         return self.heartbeat.last_beat
@@ -313,13 +339,20 @@ class Services:
         self.ticks.wake()
 
     async def _prune_more(self) -> None:
-        """What the pruner's round does beside the rings."""
-        await self.rescue.strays()
-        await self.cancellation.settle()
-        await self.progress.sweep()
+        """What the pruner's round does beside the rings. If the server refuses one part, the others are done first."""
+        parts = [self.rescue.strays, self.cancellation.settle, self.progress.sweep, self.unknown_tasks.look]
         if self.election.leads():
-            await self.undeclared_limits.look()
-        await self.unknown_tasks.look()
+            parts.append(self.undeclared_limits.look)
+        refused: list[Exception] = []
+        for part in parts:
+            try:
+                await part()
+            except Exception as error:
+                if is_loss(error) or not (transient(error) or of_data(error)):
+                    raise
+                refused.append(error)
+        if refused:
+            raise refused[0]
 
     def _beside(self) -> list[Statement[None]]:
         """What the fetcher sends beside its own statements."""
@@ -411,7 +444,7 @@ class Services:
             except Exception as error:
                 if not transient(error):
                     raise
-                log.warning("worker %d could not sign off: %s; rescue will notice", old, error)
+                log.warning("worker %d could not sign off: %s; rescue will notice", old, one_line(error))
             await persist(self._register, name="register", until=lambda: self.state.id != old, past_data=True)
             self.state.claims.begin_anew()
             self.completer.begin_anew()

@@ -89,6 +89,12 @@ def by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., An
     """The tasks by every name a job may have for them; without `declared` all tasks of the registry."""
     if declared is None:
         return dict(registry)
+    if isinstance(declared, str | Task):
+        raise InvalidOption(f"tasks {declared!r}: give a list of tasks, [send_receipt]")
+    declared = list(declared)
+    for task in declared:
+        if not isinstance(task, Task):
+            raise InvalidOption(f"tasks: {task!r} is no task; give those that @pgqueue.task has made, [send_receipt]")
     return {name: task for task in declared for name in (task.name, *task.aliases)}
 
 

@@ -41,6 +41,7 @@ class WorkerState:
         """By id, the jobs that this worker has claimed and whose end is not written. The truth is in the database: the
         reconciler hands back what is not here."""
         self.ended_jobs = 0
+        """How many jobs have run here and are written: a job that goes back before it began does not count."""
         self.other_workers = 0
         """How many other workers are alive, as the last heartbeat saw."""
 

@@ -18,7 +18,7 @@ from typing import Any
 from pgqueue.client.lifespan import declared as declared_lifespan
 from pgqueue.client.tasks import Task, limitings
 from pgqueue.database import embedded
-from pgqueue.database.backoff import transient, within
+from pgqueue.database.backoff import one_line, starved, transient, within
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import integers
 from pgqueue.jobs.concurrency import limits_of, rates_of
@@ -71,8 +71,9 @@ class Worker:
 
     Raises NotConfigured without a DSN, SchemaMissing, SchemaBehind or SchemaTooNew when the database does not fit.
 
-    >>> async with pgqueue.Worker(queues=["mail"], concurrency=20):
-    ...     yield
+    >>> async def lifespan(app):
+    ...     async with pgqueue.Worker(queues=["mail"], concurrency=20):
+    ...         yield
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Worker:
         except Exception as error:
             if not transient(error):
                 raise
-            log.warning("not warm yet: %s", str(error).strip() or type(error).__name__)
+            log.warning("not warm yet: %s", one_line(error))
 
     def begin(self) -> None:
         """Start the services of a prepared worker."""
@@ -325,27 +326,36 @@ class Worker:
     async def _leave(self) -> None:
         self.state.phase = "stopped"
         self.services.lease_guard.close()
-        await asyncio.to_thread(self.services.heartbeat.stop)
+        await self._stop_heartbeat()
         await self._cancel(*self._tasks - {self._writing})
         # The answer to a claim or an unblocking may have come until now: its jobs are given back before the completer
         # goes.
         await within(self.services.completer.flushed(), GIVE_BACK_SECONDS)
         await self._cancel(*self._tasks)
-        await asyncio.to_thread(self.services.heartbeat.stop)  # a worker that was taken for dead may have begun another
+        await self._stop_heartbeat()  # a worker that was taken for dead may have begun another
         try:
             async with asyncio.timeout(HISTORY_SECONDS):
                 await self.services.counters.write_rest()
         except Exception as error:
-            log.warning("the last minute of the history could not be written: %s", error)
+            log.warning("the last minute of the history could not be written: %s", one_line(error))
         try:
             async with asyncio.timeout(5):
                 await self._sign_off()
         except Exception as error:  # whatever the error is, what follows must be taken down
-            log.warning("could not sign off: %s; rescue will notice", error)
+            log.warning("could not sign off: %s; rescue will notice", one_line(error))
         await self.services.close_sessions()
         self.services.executor.close()
         await self._stack.aclose()
         self._end()
+
+    async def _stop_heartbeat(self) -> None:
+        """Stop it and wait for its end. If there is no thread to wait in, it ends by itself."""
+        try:
+            await asyncio.to_thread(self.services.heartbeat.stop)
+        except Exception as error:
+            if not starved(error):
+                raise
+            self.services.heartbeat.abandon()
 
     async def _cancel(self, *services: asyncio.Task[None]) -> None:
         for service in services:
@@ -373,9 +383,15 @@ class Worker:
 
     def _service_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
+        error: BaseException | None
+        if not task.cancelled():
+            error = task.exception()
+        elif self.state.phase != "stopped":
+            error = RuntimeError("the application has cancelled it: it cancels tasks that are not its own")
+        else:
+            error = None
         if error is not None and self._ended is not None and not self._ended.done():
-            log.critical("%s failed for good: %s", task.get_name(), error)
+            log.critical("%s failed for good: %s", task.get_name(), one_line(error))
             self._ended.set_exception(error)
             # Half a worker must not look alive: without heartbeats its jobs are given to others.
             self.quiet()

@@ -43,8 +43,8 @@ WITH taker AS MATERIALIZED (
     SELECT g.queue, 'available' AS state, {{waits_for}} AS reason, g.task, g.n, g.since
     FROM (SELECT j.queue, j.task, count(*) AS n, min({{since}}) AS since FROM pgqueue.job_available j GROUP BY j.queue, j.task) AS g
     UNION ALL
-    SELECT j.queue, 'scheduled', {{scheduled_for}}, '', count(*), min(greatest(j.run_at, 'epoch')) FILTER (WHERE j.run_at <= (SELECT pgqueue.now()))
-    FROM pgqueue.job_scheduled j GROUP BY 1, 3
+    SELECT g.queue, 'scheduled', g.reason, '', count(*), {{due_since}}
+    FROM (SELECT j.queue, {{scheduled_for}} AS reason, j.task, j.run_at FROM pgqueue.job_scheduled j) AS g GROUP BY g.queue, g.reason
     UNION ALL
     SELECT g.queue, 'blocked', CASE WHEN {{is_unknown}} THEN 'unknown' ELSE g.reason END, g.task, g.n, NULL
     FROM (SELECT j.queue, {{blocked_by}} AS reason, j.task, count(*) AS n FROM pgqueue.job_blocked j GROUP BY 1, 2, 3) AS g
@@ -57,7 +57,8 @@ WITH taker AS MATERIALIZED (
 SELECT coalesce(json_agg(json_build_array(queue, state, reason, task, n, true, extract(epoch FROM since)::float8)), '[]')::text FROM amount;
 
 -- name: depth_read_history
--- How many jobs history has in each state, as JSON groups; NULL if its tables are large, and no measurement is fresh.
+-- How many jobs history has in each state, as JSON groups, and since 1970 when they were counted; NULL if its tables are large, and no
+-- measurement is fresh.
 WITH clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now
 ), newest AS MATERIALIZED (
@@ -74,5 +75,6 @@ WITH clock AS MATERIALIZED (
     SELECT d.state, d.n, d.exact FROM pgqueue.depth d WHERE d.at = (SELECT at FROM newest) AND d.queue = '' AND NOT (SELECT whole FROM small)
 )
 SELECT CASE WHEN small.whole OR EXISTS (SELECT FROM newest)
-            THEN coalesce((SELECT json_agg(json_build_array('', state, '', '', n, exact, NULL)) FROM amount), '[]')::text END
-FROM small;
+            THEN coalesce((SELECT json_agg(json_build_array('', state, '', '', n, exact, NULL)) FROM amount), '[]')::text END,
+       extract(epoch FROM CASE WHEN small.whole THEN clock.now ELSE (SELECT at FROM newest) END)::float8
+FROM small CROSS JOIN clock;

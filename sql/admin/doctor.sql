@@ -91,31 +91,23 @@ SELECT json_build_object(
 )::text;
 
 -- name: doctor_free
--- Those of these queues for which a live worker had a free slot at its last heartbeat, as JSON. A queue with slots of its own fills these
--- only, and no other queue does; the others share the common ones. What is not known to be of one of the two is taken off both: a job that
--- has ended since, and slots that handlers have lost.
-WITH live AS MATERIALIZED (
-    SELECT w.id, w.running, w.concurrency, w.lost, w.queues, w.slots
+-- Those of these queues for which a live worker had a free slot at its last heartbeat, as JSON. A worker of the version before does not say
+-- so for each queue: then all its slots count. The worker must know the task of one of the blocked `jobs` of the queue, if there are any.
+WITH wanted AS MATERIALIZED (
+    SELECT DISTINCT b.queue, b.task FROM pgqueue.job_blocked b WHERE b.id = ANY (%(jobs)s::bigint[])
+), live AS MATERIALIZED (
+    SELECT w.running, w.concurrency, w.lost, w.queues, w.free, w.tasks
     FROM pgqueue.worker w
     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease
       AND w.queues && %(queues)s::text[]
     ORDER BY w.id DESC LIMIT 1000
-), serves AS MATERIALIZED (
-    -- The pool '' has the common slots. A worker of the version before does not say which slots are apart: all are common.
-    SELECT live.id, own.queue, CASE WHEN own.slots IS NOT NULL THEN own.queue ELSE '' END AS pool,
-           coalesce(own.slots, live.concurrency) - live.lost AS slots
-    FROM live CROSS JOIN LATERAL unnest(live.queues, live.slots) AS own (queue, slots)
-), busy AS MATERIALIZED (
-    SELECT live.id, serves.pool, count(*) AS n
-    FROM live CROSS JOIN LATERAL unnest(live.running) AS ran (id) LEFT JOIN LATERAL (
-        SELECT r.queue FROM pgqueue.job_running r WHERE r.id = ran.id AND r.worker_id + 0 = live.id LIMIT 1) AS r ON true
-    LEFT JOIN serves ON serves.id = live.id AND serves.queue = r.queue
-    GROUP BY 1, 2
 )
-SELECT coalesce(json_agg(DISTINCT serves.queue), '[]')::text
-FROM serves
-WHERE serves.queue = ANY (%(queues)s::text[])
-  AND serves.slots > (SELECT coalesce(sum(busy.n), 0) FROM busy WHERE busy.id = serves.id AND coalesce(busy.pool, serves.pool) = serves.pool);
+SELECT coalesce(json_agg(DISTINCT own.queue), '[]')::text
+FROM live CROSS JOIN LATERAL unnest(live.queues, live.free) AS own (queue, free)
+WHERE own.queue = ANY (%(queues)s::text[])
+  AND coalesce(own.free, live.concurrency - live.lost - cardinality(live.running)) > 0
+  AND (own.queue NOT IN (SELECT wanted.queue FROM wanted) OR EXISTS (
+           SELECT FROM wanted WHERE wanted.queue = own.queue AND coalesce(wanted.task = ANY (live.tasks), true)));
 
 -- name: doctor_unserved
 -- Of these queues, which no live worker serves: for how many seconds the first of their blocked jobs has waited, if it is among the `most`

@@ -6,20 +6,23 @@
 -- * `place`: where the job is now. NULL: it waits no more.
 -- * `queue_paused`, `task_paused`: since when and by which operator; NULL: open.
 -- * `workers`: those of the queue that are not known to be dead, the newest 1,000.
--- * `held`: what those of them hold that know the task, up to 1,000 jobs of each of 50 workers, and 5,000 in all.
+-- * `held`: what those of them hold that know the task, up to 1,000 jobs of each of 50 workers, and 5,000 in all. `whole`: it is not cut at
+--   5,000. A worker that is not `looked` at says only how many jobs it was `running` at its last heartbeat.
 SELECT said FROM pgqueue.why_waiting(%(id)s::bigint, %(queue)s::text, %(task)s::text) AS said;
 
 -- name: why_lane
--- How many available jobs a claim of this queue takes before this job, counted to 1,001: those of more urgent lanes, and those before it in
--- its own. And how many jobs of the queue have started in a second, in those of the last five minutes in which any did (NULL: none did, or the
--- history does not know them yet). Where there are many dead rows, only the last 10,000 positions before it, and before the head, are looked at: then not `whole`.
-SELECT jobs, whole, pace FROM pgqueue.why_lane(%(id)s::bigint);
+-- How many available jobs a claim takes before this job, counted to 1,001: `jobs` of its queue, and `urgent` ones of other queues whose jobs
+-- fill the same slots. Not those of paused tasks, or of tasks that the worker does not know. And how many jobs of the queue have started in a
+-- second, in those of the last five minutes in which any did (NULL: none did, or the history does not know them yet). Not `whole`: there may
+-- be more, because 2,000 were read, or there are many dead rows and only the last 10,000 positions were looked at. NULL: it is not available.
+SELECT jobs, whole, pace, urgent FROM pgqueue.why_lane(%(id)s::bigint);
 
 -- name: why_key
 -- What a job with this rank and id waits for, of this key (`lock:…`, `limit:…`, `rate:…`), as one JSON object:
 -- * `most`: how many jobs may hold a limit. NULL: it is not declared, or it is no limit.
--- * `holders`: the jobs that hold a lock or a limit, up to as many as may, the oldest first. Of a chain (see chains.py) only the first.
--- * `before`: how many jobs wait for the key before it, counted to 1,001; `whole`: none was left out for many dead rows.
+-- * `holders`: the jobs that hold a lock or a limit, the oldest first; up to 100 more than may. Of a chain (see chains.py) only the first.
+-- * `before`: how many jobs wait for the key before it, counted to 1,001. Not those that are passed over: of other paused queues and tasks,
+--   and those that no live worker takes. `whole`: none was left out for many dead rows, or because 2,000 were read.
 -- * `rate`: what is declared of a rate; in how many seconds its next job may start (`pause`), and the seconds from one start to the next.
 SELECT said FROM pgqueue.why_key(%(id)s::bigint, %(rank)s::integer, %(key)s::text, %(lock_limit)s::integer) AS said;
 

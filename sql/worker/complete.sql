@@ -206,13 +206,14 @@ FROM dead;
 -- name: complete_release
 -- Jobs given back that never started: to the front of their lanes, the attempt not spent. If the clock has stepped
 -- behind a run_at, it becomes now: a job that was due stays due. Jobs of a chain behind its holder become the first
--- waiters of their lock again.
+-- waiters of their lock again. Jobs with a limit become its first waiters: they had no slot, and others may have one. A
+-- job that has a rate, too, waits for that next, and keeps its limit.
 WITH ended AS (
     DELETE FROM pgqueue.job_running
     WHERE ctid = ANY (ARRAY(
         SELECT r.ctid FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
         CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r))
-    RETURNING *
+    RETURNING *, CASE WHEN key IS NULL AND rate_key IS NULL THEN 'limit:' || limit_key ELSE key END AS wait_for
 ), {{give_back}};
 
 -- name: complete_interrupt
@@ -224,7 +225,7 @@ WITH picked AS MATERIALIZED (
          AS mine (id, claim, outcome, message, ago)
     CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
-    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *, key AS wait_for
 ), noted AS (
     {{note_attempts}}
 ), {{give_back}};
@@ -236,8 +237,8 @@ SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, c
 
 -- name: complete_settled
 -- Of jobs that are ours no more, those that an earlier try of ours ended, though its answer was lost. History says so,
--- or the row of the attempt, by its claim; a row without one is of the version before. `worker_ids`: we may have seemed dead meanwhile,
--- and have another id.
+-- or the row of the attempt, by its claim; a row without one is of the version before. There an interrupted run may be another one of
+-- the same attempt, which it did not spend. `worker_ids`: we may have seemed dead meanwhile, and have another id.
 SELECT mine.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
 WHERE EXISTS (SELECT FROM pgqueue.job j
@@ -246,7 +247,8 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
    OR EXISTS (SELECT FROM pgqueue.attempt a
               WHERE a.job_id = mine.id AND a.worker_id = ANY (%(worker_ids)s::bigint[])
                 AND coalesce(a.claim = mine.claim, a.attempt = mine.attempt)
-                AND a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory') OFFSET 0);
+                AND (a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory')
+                     OR a.outcome = 'interrupted' AND a.claim = mine.claim) OFFSET 0);
 
 -- name: complete_resolve_doubles
 -- A job could not go where it had to, because a row with its id stood there. Only while the job is still ours: the row of a job that

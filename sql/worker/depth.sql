@@ -107,14 +107,16 @@ SELECT coalesce((SELECT json_agg(json_build_array(queue, 'available', reason, ta
 -- name: depth_scheduled
 -- The scheduled jobs, by time from `after` on (seconds since 1970; NULL: all). Answers the groups as `depth_lanes` does, then the time of
 -- the first of these jobs, and the time now.
-WITH walked AS MATERIALIZED (
-    SELECT j.queue, {{scheduled_for}} AS reason, j.run_at FROM pgqueue.job_scheduled j
+WITH taker AS MATERIALIZED (
+    {{takers}}
+), walked AS MATERIALIZED (
+    SELECT j.queue, {{scheduled_for}} AS reason, j.task, j.run_at FROM pgqueue.job_scheduled j
     WHERE j.run_at >= coalesce(to_timestamp(%(after)s::float8), '-infinity') ORDER BY j.run_at, j.id LIMIT 10001
 ), share AS MATERIALIZED (
     SELECT least(100, 30000.0 / greatest(1, pg_relation_size('pgqueue.job_scheduled') / current_setting('block_size')::integer))::float8 AS percent
     WHERE (SELECT count(*) FROM walked) > 10000
 ), counted AS (
-    SELECT queue, reason, count(*) AS n, min(greatest(run_at, 'epoch')) FILTER (WHERE run_at <= (SELECT pgqueue.now())) AS since FROM walked GROUP BY queue, reason
+    SELECT g.queue, g.reason, count(*) AS n, {{due_since}} AS since FROM walked AS g GROUP BY g.queue, g.reason
 ), sampled AS (
     SELECT j.queue, j.reason, j.n FROM share CROSS JOIN LATERAL (
         SELECT j.queue, {{scheduled_for}} AS reason, count(*) * 100 / share.percent AS n

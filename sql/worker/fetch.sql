@@ -75,9 +75,7 @@ WITH taken AS (
     SELECT id, enqueued_at, least(attempt + 1, 32767), %(worker_id)s::bigint, pgqueue.now(), pgqueue.now(),
         (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), 'failed', %(error_type)s::text, %(message)s::text
     FROM refused
-), put_aside AS (
-    {{put_aside}}
-)
+), {{put_aside}}
 SELECT id, (SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END)
             FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint)
 FROM put_aside;

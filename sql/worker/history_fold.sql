@@ -76,6 +76,7 @@ WITH newest AS MATERIALIZED (
 ), line AS MATERIALIZED (
     SELECT wanted.minute AS at, d.queue, d.state, sum(d.n)::bigint AS n, bool_and(d.exact) AS exact,
         extract(epoch FROM wanted.at - min(CASE WHEN d.state = 'blocked' THEN d.longest_blocked
+                                                WHEN d.state = 'scheduled' AND d.queue = {{paused}} THEN NULL
                                                 WHEN NOT d.reason IN ('unknown', 'paused', 'task_paused') THEN d.oldest END))::float8 AS oldest
     FROM wanted CROSS JOIN LATERAL (SELECT d.* FROM pgqueue.depth d WHERE d.at = wanted.at AND d.queue <> '') AS d
     GROUP BY wanted.at, wanted.minute, d.queue, d.state

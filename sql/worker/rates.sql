@@ -1,15 +1,10 @@
 -- Which job starts next under a rate. A row per key of a rate says when that is at rest again (`next_at`). Every transaction that would
--- change the row locks the key first (`rates_lock`), and reads the row in a later statement. Lock order: keys, our worker's row, blocked
+-- change the row locks the key first (`unblock_lock`), and reads the row in a later statement. Lock order: keys, our worker's row, blocked
 -- rows with SKIP LOCKED. The arithmetic is the fragment `rate`; why so many jobs may start is at the head of rate_limiter.py.
 
 -- name: rates_clock
 -- The time at which we begin to wait for keys.
 SELECT pgqueue.now();
-
--- name: rates_lock
--- Lock these keys, at most 64. The transaction is a short one, of pgqueue's own.
-{{lock_keys}}
-CROSS JOIN (SELECT set_config('lock_timeout', '1s', true), {{durable}} OFFSET 0) AS settings;
 
 -- name: rates_move
 -- With these keys locked: let waiting jobs in, in (rank, id) order, as the rate of each allows now and as slots are free here; and charge

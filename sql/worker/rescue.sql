@@ -117,8 +117,8 @@ ORDER BY r.claim, r.rank, r.id LIMIT 1;
 WITH refused AS (
     DELETE FROM pgqueue.job_running b WHERE b.worker_id = %(worker_id)s::bigint AND NOT {{fits_lane}}
     RETURNING b.*
-)
-{{put_aside}};
+), {{put_aside}}
+SELECT id FROM put_aside;
 
 -- name: rescue_strays
 -- Workers that have jobs in job_running but are dead, or have no row: their jobs were claimed while they were being

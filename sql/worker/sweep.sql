@@ -9,6 +9,11 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
        OR EXISTS (SELECT FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL);
 
+-- name: sweep_tell
+-- Tell the workers to sweep: jobs went back, some perhaps to wait for keys. The worker that gave them back may not know these, or be
+-- unable to ask for them.
+SELECT CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END;
+
 -- name: sweep_block
 -- Block jobs again that hold a key and cannot go on: their queue or task is paused, or no live worker there knows it.
 -- They wait for the first of their keys again, before the waiters that have not had it. Other jobs may have the keys.

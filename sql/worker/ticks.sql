@@ -68,15 +68,18 @@ SELECT n, CASE WHEN n > 0 AND %(notify)s::boolean AND {{may_notify}} THEN pg_not
 
 -- name: ticks_read
 -- The schedules that tick: not paused, refused or orphaned, nor at their end. Times in microseconds since 1970; the
--- last column is the time now.
+-- last column is the time now. Python knows the years 1 to 9999. A row written by hand may have others: a next time
+-- outside of these never comes, and the other times count as the nearest that Python knows.
 WITH clock AS MATERIALIZED (
-    SELECT pgqueue.now() AS now
+    SELECT pgqueue.now() AS now, timestamptz '0001-01-02 00:00:00+00' AS low, timestamptz '9999-12-30 00:00:00+00' AS high
 )
 SELECT s.name, s.line, s.tz, s.catch_up,
-       (extract(epoch FROM s.next_at) * 1000000)::bigint, (extract(epoch FROM s.last_at) * 1000000)::bigint,
-       (extract(epoch FROM s.since) * 1000000)::bigint, (extract(epoch FROM clock.now) * 1000000)::bigint
+       (extract(epoch FROM s.next_at) * 1000000)::bigint,
+       (extract(epoch FROM CASE WHEN s.last_at IS NOT NULL THEN least(greatest(s.last_at, low), high) END) * 1000000)::bigint,
+       (extract(epoch FROM least(greatest(s.since, low), high)) * 1000000)::bigint,
+       (extract(epoch FROM clock.now) * 1000000)::bigint
 FROM clock LEFT JOIN pgqueue.schedule s
-    ON s.paused_at IS NULL AND s.refused IS NULL AND isfinite(s.next_at) IS NOT FALSE
+    ON s.paused_at IS NULL AND s.refused IS NULL AND (s.next_at BETWEEN low AND high) IS NOT FALSE
     AND (s.declared_at IS NULL OR s.declared_at > clock.now - interval '10 minutes');
 
 -- name: ticks_place
@@ -151,7 +154,8 @@ SELECT count(job) FROM (
 -- Whether a tick is so late that the worker that should make it seems to fail.
 SELECT EXISTS (
     SELECT FROM pgqueue.schedule s CROSS JOIN (SELECT pgqueue.now() AS now) AS clock
-    WHERE s.next_at < clock.now - interval '5 seconds' AND s.paused_at IS NULL AND s.refused IS NULL
+    WHERE s.next_at < clock.now - interval '5 seconds' AND s.next_at >= timestamptz '0001-01-02 00:00:00+00' -- as in ticks_read
+      AND s.paused_at IS NULL AND s.refused IS NULL
       AND (s.declared_at IS NULL OR s.declared_at > clock.now - interval '10 minutes'));
 
 -- name: ticks_prune

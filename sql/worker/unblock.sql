@@ -275,8 +275,8 @@ WITH refused AS (
     DELETE FROM pgqueue.job_blocked b
     WHERE NOT {{fits_lane}}
     RETURNING b.*
-)
-{{put_aside}};
+), {{put_aside}}
+SELECT id FROM put_aside;
 
 -- name: unblock_limits
 -- With these keys, which are limits, locked: count the holders of each, and let waiting jobs in, in (rank, id) order, as the limit allows.
@@ -309,9 +309,10 @@ WITH me AS MATERIALIZED (
     SELECT open.queue, open.free, open.pool IS NOT NULL AS shared, kind.ours, CASE WHEN kind.ours THEN open.pool END AS pool,
            CASE WHEN kind.ours THEN coalesce((%(slots)s::integer[])[open.pool], 0) ELSE 0 END AS slots
     FROM (SELECT each.queue, sum(each.free)::integer AS free, max(mine.pool) AS pool FROM (
-        SELECT unnest(w.queues) AS queue, CASE WHEN w.state = 'running' AND w.id <> %(worker_id)s::bigint
-               THEN greatest(0, w.concurrency - w.lost - cardinality(w.running)) ELSE 0 END AS free
-        FROM pgqueue.worker w WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+        SELECT own.queue, CASE WHEN w.state = 'running' AND w.id <> %(worker_id)s::bigint
+               THEN coalesce(own.free, greatest(0, w.concurrency - w.lost - cardinality(w.running))) ELSE 0 END AS free
+        FROM pgqueue.worker w CROSS JOIN LATERAL unnest(w.queues, w.free) AS own (queue, free)
+        WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
         UNION ALL
         SELECT unnest(%(queues)s::text[]), 0
     ) AS each
@@ -377,8 +378,9 @@ WITH me AS MATERIALIZED (
         ) AS poison_job
     ) AS b
 ), able AS MATERIALIZED (
-    -- How many slots the other workers that know the task had free.
-    SELECT one.queue, one.task, sum(greatest(0, w.concurrency - w.lost - cardinality(w.running)))::integer AS free
+    -- How many slots the other workers that know the task had free for its queue.
+    SELECT one.queue, one.task, sum(coalesce(w.free[array_position(w.queues, one.queue::text)],
+                                             greatest(0, w.concurrency - w.lost - cardinality(w.running))))::integer AS free
     FROM (SELECT DISTINCT queue, task FROM head WHERE free_at_most > 0) AS one
     JOIN pgqueue.worker w ON one.queue = ANY (w.queues) AND coalesce(one.task = ANY (w.tasks), w.tasks IS NULL)
     WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint

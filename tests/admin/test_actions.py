@@ -947,6 +947,7 @@ def test_many_jobs_are_changed_in_batches_each_its_own_statement(
         ({"limit": 5}, "would choose all jobs"),
         ({"state": None, "task": None}, "would choose all jobs"),
         ({"state": "pending"}, "state 'pending': use one of"),
+        ({"state": 7}, "state 7: use one or more of"),
         ({"queue": "a b"}, "queue"),
         ({"queue": ""}, "queue"),
         ({"task": note}, "give its name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,6 +15,7 @@ import pgqueue as api
 from pgqueue.admin import queries
 from pgqueue.admin.depth import Count
 from pgqueue.errors import InvalidOption
+from pgqueue.testing import Clock
 
 Conn = psycopg.Connection[Any]
 
@@ -111,6 +113,29 @@ def test_a_paused_job_does_not_make_a_queue_old(conn: Conn, what: dict[str, str]
 
 
 @pytest.mark.promise("F82")
+@pytest.mark.parametrize("beside", [0, 20_000], ids=["counted now", "measured"])
+def test_a_scheduled_job_whose_time_has_come_makes_its_queue_old(conn: Conn, beside: int) -> None:
+    """No worker leads, so nothing makes it available. One that waits for its time could not run."""
+    fill(conn, beside, "other")
+    later = "INSERT INTO pgqueue.job (state, task, queue, run_at) VALUES ('scheduled', %s, 'q', now() + %s::interval)"
+    conn.execute(later, ["t", "1 h"])
+    assert api.depth(conn, "q").oldest is None
+    conn.execute(later, ["t", "-3 h"])
+    assert api.depth(conn, "q").oldest == pytest.approx(3 * 3600, abs=300)
+    for paused in ({"queue": "q"}, {"task": "t"}):
+        api.pause(conn, **paused)
+        assert api.depth(conn, "q").oldest is None
+        api.resume(conn, **paused)
+    conn.execute(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state, tasks) "
+        "VALUES ('15 s', 1, 1, 'h', 'v', '{q}', 'running', '{known}')"
+    )
+    assert api.depth(conn, "q").oldest is None, "no worker of the queue knows the task"
+    conn.execute(later, ["known", "-2 h"])
+    assert api.depth(conn, "q").oldest == pytest.approx(2 * 3600, abs=300)
+
+
+@pytest.mark.promise("F82")
 def test_of_a_paused_queue_it_counts_whether_it_is_paused_now(conn: Conn) -> None:
     """Beside many jobs the numbers are those of a measurement, which may be of the time before the pause or its end."""
     fill(conn, 20_000)
@@ -163,3 +188,36 @@ def test_the_commands_say_how_old_the_numbers_are(conn: Conn, dsn: str) -> None:
         assert "Counted 7" in shown and "STUCK" in shown and " 123 " in shown
     [found] = items(pgqueue("queues", "--json", dsn=dsn))
     assert found["longest_blocked"] > 40 and datetime.fromisoformat(found["counted_at"]) < datetime.now(UTC)
+    assert "Counted " in pgqueue("doctor", dsn=dsn).stdout
+    said = json.loads(pgqueue("doctor", "--json", dsn=dsn).stdout)
+    assert said["counted_at"] == found["counted_at"] < said["at"]
+
+
+@pytest.mark.promise("F80")
+def test_the_status_says_how_old_the_numbers_of_ended_jobs_are(conn: Conn, dsn: str) -> None:
+    """The few jobs that wait are counted now. The many that have ended were measured."""
+    conn.execute(
+        "INSERT INTO pgqueue.job (state, task, finished_at) "
+        "SELECT 'completed', 't', now() FROM generate_series(1, 6000)"
+    )
+    assert queries.status(conn).states["completed"] == Count(6_000)
+    measured(conn, 1, age=3000.0, late=-500.0)
+    conn.commit()
+    found = queries.status(conn)
+    assert found.states["completed"] == Count(77)
+    assert found.at - found.counted_at >= timedelta(seconds=3000)
+    assert "Counted 50m ago" in pgqueue("status", dsn=dsn).stdout
+
+
+@pytest.mark.promise("F80")
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+def test_an_age_is_by_the_databases_clock(conn: Conn, dsn: str, ahead: int) -> None:
+    """The clock of the machine that asks may be wrong, by an hour here."""
+    with Clock(conn) as clock:
+        clock.set(datetime.now(UTC) + timedelta(seconds=ahead))
+        fill(conn, 20_000)
+        conn.execute("INSERT INTO pgqueue.queue VALUES ('q', pgqueue.now() - interval '65 s')")
+        conn.commit()
+        for command in ("queues", "status"):
+            shown = pgqueue(command, dsn=dsn).stdout
+            assert "PAUSED queue q for 65s" in shown and "Counted" not in shown

@@ -231,6 +231,12 @@ def a_stuck_job(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatc
     measured(eyes, blocked="40 s")
 
 
+def overdue_jobs_although_a_worker_lives(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    stack.enter_context(leading(dsn, eyes))
+    worker(eyes)
+    late(eyes, 61)
+
+
 def noted(eyes: Eyes, numbers: Iterable[int], *, queue: str = "default", state: str = "available") -> None:
     """What the history has of a queue: a number for each two minutes, the last one of now."""
     for ago, n in enumerate(reversed([*numbers])):
@@ -292,6 +298,7 @@ CAUSES: dict[str, tuple[Provoke, str, str]] = {
     ),
     "an unknown task": (an_unknown_task, "unknown", "typo"),
     "a silent relay": (a_silent_relay, "relay", "db/shop"),
+    "overdue jobs although a worker lives": (overdue_jobs_although_a_worker_lives, "overdue", "of queue default are"),
     "a stuck job": (a_stuck_job, "stuck", "default"),
     "growth": (growth, "growth", "queue default grows: 300 jobs wait"),
 }
@@ -333,38 +340,68 @@ def test_an_idle_queue_has_no_finding_nor_one_that_is_empty(dsn: str, eyes: Eyes
         assert findings(dsn) == []
 
 
-SLOTS: dict[str, tuple[str, int, int, int, bool]] = {
-    # slots by queue, how many of its jobs run, how many of queue `mail`, lost slots; whether a slot is free for it
-    "its own slots are full, common ones are free": ("{1,NULL}", 1, 0, 0, False),
-    "common slots are full, one of its own is free": ("{1,NULL}", 0, 2, 0, True),
-    "many run on its own slots, one of these is free": ("{5,NULL}", 4, 0, 0, True),
-    "the own slots of another queue are full": ("{NULL,4}", 1, 4, 0, True),
-    "common slots are full, those of another queue are free": ("{NULL,4}", 2, 0, 0, False),
-    "the free slot is lost": ("{2,NULL}", 1, 0, 1, False),
-    "of the version before": ("", 1, 0, 0, True),
-    "of the version before, and full": ("", 1, 1, 0, False),
+SLOTS: dict[str, tuple[str | None, int, int, bool]] = {
+    # free slots by queue at the last heartbeat, how many jobs run, lost slots; whether a slot is free for the queue
+    "one is free for it": ("{1,0}", 0, 0, True),
+    "only another queue has one": ("{0,5}", 0, 0, False),
+    "it has one, though as many run as are common": ("{1,0}", 2, 0, True),
+    "of the version before": (None, 1, 0, True),
+    "of the version before, and full": (None, 2, 0, False),
+    "of the version before, and the free one is lost": (None, 1, 1, False),
 }
 
 
 @pytest.mark.promise("F83")
 @pytest.mark.parametrize("case", SLOTS)
 def test_a_slot_is_free_for_a_queue_only_if_the_queue_may_fill_it(case: str, dsn: str, eyes: Eyes) -> None:
-    slots, here, mail, lost, free = SLOTS[case]
+    slots, running, lost, free = SLOTS[case]
+    with leading(dsn, eyes):
+        worker(eyes, running=running)
+        measured(eyes, blocked="40 s")
+        eyes.do("UPDATE pgqueue.worker SET queues = '{default,mail}', free = %s::integer[], lost = %s", slots, lost)
+        assert [each.name for each in findings(dsn)] == (["stuck"] if free else [])
+
+
+KNOWN = {
+    # the tasks of the worker with a free slot; whether it may take the job that is stuck
+    "it knows another task": ("{u}", False),
+    "it knows the task": ("{u,t}", True),
+    "of the version before": (None, True),
+}
+
+
+@pytest.mark.promise("F83")
+@pytest.mark.parametrize("case", KNOWN)
+def test_a_job_is_stuck_only_if_the_worker_with_the_free_slot_knows_its_task(case: str, dsn: str, eyes: Eyes) -> None:
+    """The worker that knows it is full. A job of the other task waits, too, for a lock that is held."""
+    tasks, stuck = KNOWN[case]
+    with leading(dsn, eyes):
+        worker(eyes, running=2)
+        measured(eyes, blocked="40 s")
+        blocked(eyes, 40)
+        worker(eyes)
+        eyes.do("UPDATE pgqueue.worker SET tasks = %s WHERE id = 2", tasks)
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, state, lock_key, key, holds, worker_id, claim, started_at) "
+            "VALUES ('u', 'running', 'held', NULL, true, 1, 1, now()), "
+            "       ('u', 'blocked', 'held', 'lock:held', false, NULL, NULL, NULL)"
+        )
+        assert [each.name for each in findings(dsn)] == (["stuck"] if stuck else [])
+
+
+@pytest.mark.promise("F83")
+def test_due_jobs_are_overdue_only_after_a_minute_and_where_a_worker_serves(dsn: str, eyes: Eyes) -> None:
     with leading(dsn, eyes):
         worker(eyes)
-        measured(eyes, blocked="40 s")
-        eyes.do(
-            "INSERT INTO pgqueue.job (task, queue, state, worker_id, claim, started_at) "
-            "SELECT 't', CASE WHEN g <= %s THEN 'default' ELSE 'mail' END, 'running', w.id, 1, now() "
-            "FROM pgqueue.worker w, generate_series(1, %s) AS g",
-            here, here + mail,
-        )  # fmt: skip
-        eyes.do(
-            "UPDATE pgqueue.worker SET queues = '{default,mail}', slots = nullif(%s, '')::integer[], lost = %s, "
-            "running = ARRAY(SELECT id FROM pgqueue.job_running)",
-            slots, lost,
-        )  # fmt: skip
-        assert [each.name for each in findings(dsn)] == (["stuck"] if free else [])
+        late(eyes, 50)
+        late(eyes, -3600)
+        assert findings(dsn) == []
+        late(eyes, 70, "elsewhere")
+        assert [each.name for each in findings(dsn)] == ["unserved"]
+        late(eyes, 80)
+        [finding] = [each for each in findings(dsn) if each.name != "unserved"]
+        assert (finding.name, finding.severity) == ("overdue", "warning")
+        assert finding.seconds is not None and 80 <= finding.seconds < 200
 
 
 @pytest.mark.promise("F83")

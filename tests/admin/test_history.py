@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -15,6 +15,8 @@ from roles import Role, refused, role
 from workers import Eyes
 
 import pgqueue
+from pgqueue.cli import tables
+from pgqueue.cli.commands.history import _screen
 from pgqueue.errors import InvalidOption
 
 ROW = (
@@ -152,6 +154,24 @@ def test_groups_come_in_the_order_of_their_last_failure(eyes: Eyes, conn: psycop
 
 
 @pytest.mark.promise("F95")
+@pytest.mark.parametrize("by", ["all", "queue", "task"])
+def test_on_a_narrow_terminal_columns_are_left_out_and_no_time_is_cut(
+    eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, by: Literal["all", "queue", "task"]
+) -> None:
+    add(eyes, n=3, task="mail.send" * 5, queue="q" * 40)
+    slow = [*[0] * 12, 99_999]  # hundreds of milliseconds: five characters
+    eyes.do(ROW.replace("TABLE", "history_minute").replace("AT", "now()"), "q", "t", 99_999, 99_998, 1, slow, slow)
+    [*_, row] = rows = pgqueue.history(conn, by=by)
+    at = f"{row.at.astimezone(UTC):%m-%d %H:%M}"
+    for columns, whole in ((80, False), (200, True), (None, True)):
+        monkeypatch.setattr(tables, "width", lambda columns=columns: columns)
+        head, *lines = _screen(rows, by)
+        assert ("RETRIED" in head, "OTHER" in head) == (whole, whole), columns
+        assert max(map(len, (head, *lines))) <= (columns or 500)
+        assert [line for line in lines if line.startswith(at)], lines
+
+
+@pytest.mark.promise("F95")
 def test_the_commands_print_tables_and_documents(eyes: Eyes, dsn: str) -> None:
     add(eyes, n=3, task="mail.send")
     eyes.do(GROUP, "a", 3)
@@ -219,14 +239,15 @@ def test_rows_of_queues_say_how_many_jobs_there_were(eyes: Eyes, conn: psycopg.C
     note(eyes, "available", 40, 7.5)
     note(eyes, "available", 30, 8.5)  # as two leaders note one minute
     note(eyes, "blocked", 2, 90.0)
-    note(eyes, "available", 5, 600.0, queue="still")
+    note(eyes, "available", 4, 500.0, queue="still")
+    note(eyes, "scheduled", 1, 600.0, queue="still")  # overdue
     busy, q, still = pgqueue.history(conn, by="queue")
     assert (busy.queue, busy.started, busy.available, busy.running, busy.oldest) == ("busy", 1, None, None, None)
     assert (q.started, q.available, q.scheduled, q.blocked, q.running) == (3, 40, 0, 2, 0)
     assert (q.oldest, q.longest_blocked) == (8.5, 90.0)
-    assert (still.queue, still.started, still.available, still.oldest, still.wait) == ("still", 0, 5, 600.0, ())
+    assert (still.queue, still.started, still.available, still.oldest, still.wait) == ("still", 0, 4, 600.0, ())
     [together] = pgqueue.history(conn, by="all")
-    assert (together.started, together.available, together.blocked, together.oldest) == (4, 45, 2, 600.0)
+    assert (together.started, together.available, together.blocked, together.oldest) == (4, 44, 2, 600.0)
     assert [(row.queue, row.task, row.available) for row in pgqueue.history(conn)] == [
         ("busy", "u", None),
         ("q", "t", None),
@@ -234,7 +255,7 @@ def test_rows_of_queues_say_how_many_jobs_there_were(eyes: Eyes, conn: psycopg.C
     [of_task] = pgqueue.history(conn, task="u", by="all")
     assert (of_task.started, of_task.available) == (1, None)
     [one] = pgqueue.history(conn, queue="still", by="all")
-    assert (one.started, one.available) == (0, 5)
+    assert (one.started, one.available) == (0, 4)
 
 
 @pytest.mark.promise("F96")

@@ -168,6 +168,46 @@ async def test_who_has_no_slot_stays_behind_where_the_line_begins_to_be_read(des
     assert FRONT < place < (11, waits)
 
 
+@pytest.mark.promise("F13")
+@pytest.mark.parametrize(
+    ("most", "free", "granted"),
+    [(1, [0, 4], False), (2, [0, 4], False), (1, [1, 0], True), (1, None, True)],
+    ids=["full", "full, of two", "free", "a version that does not say"],
+)
+async def test_slots_of_another_queue_of_that_worker_are_no_reason_to_grant(
+    most: int, free: list[int] | None, granted: bool, desks: Desks, eyes: Eyes
+) -> None:
+    """Queue a has one slot of its own in a worker whose four others are free. What is behind it can run here."""
+    eyes.do(ALLOW, most)
+    elsewhere, here = desks("a"), desks("b")
+    beat = "UPDATE pgqueue.worker SET queues = '{a,c}', concurrency = 5, running = '{7}', state = 'running'"
+    eyes.do(f"{beat}, free = %s WHERE id = %s", free, elsewhere.worker_id)
+    limited(eyes, 1, queue="a")
+    ids = limited(eyes, 2, queue="b")
+    assert await elsewhere.park() == await here.park() == []
+    came = await here.let_in()
+    assert [job.id for job in came] == ([] if granted else ids[:most])
+    assert len(holders(eyes)) == most
+
+
+@pytest.mark.promise("F13")
+async def test_a_heartbeat_says_how_many_slots_each_queue_has_left(dsn: str, eyes: Eyes) -> None:
+    gate = asyncio.Event()
+
+    @task(name="limits.holds")
+    async def holds() -> None:
+        await gate.wait()
+
+    async with work(dsn, holds, queues=["b", "a:2", "c"], concurrency=3, lease=1.0):
+        await until(lambda: eyes.one("SELECT free FROM pgqueue.worker") == [3, 2, 3])
+        holds.using(queue="a").enqueue_many(eyes.conn, [()] * 3)
+        await until(lambda: eyes.one("SELECT free FROM pgqueue.worker") == [3, 0, 3])
+        holds.using(queue="c").enqueue(eyes.conn)
+        await until(lambda: eyes.one("SELECT free FROM pgqueue.worker") == [2, 0, 2])
+        gate.set()
+        await until(lambda: eyes.one("SELECT free FROM pgqueue.worker") == [3, 2, 3])
+
+
 async def test_the_last_place_goes_to_one_who_can_go(desks: Desks, eyes: Eyes) -> None:
     eyes.do(ALLOW, 1)
     full, free = desks("a"), desks("b")
@@ -461,20 +501,24 @@ async def test_who_needs_a_rate_too_goes_on_to_its_line_with_the_limit(desks: De
 
 
 async def test_what_moves_with_its_keys_and_what_gives_them_up(desks: Desks, eyes: Eyes) -> None:
-    """A job that is handed back, is interrupted or loses its worker has its limit still; a retry has given it up."""
+    """A job that is interrupted or loses its worker has its limit still. One that is handed back has given it up, and
+    is the first to get it; a retry waits for its time."""
     eyes.do(ALLOW, 1)
     limited(eyes, 2)
     desk = desks()
     await desk.park()
     [job] = await desk.let_in()
-    for name, params in (
-        ("complete_release", {}),
-        ("complete_interrupt", {"outcomes": ["interrupted"], "messages": [None]}),
-    ):
-        await desk.session.run(ending(desk.link, name, [job], desk.worker_id, **params))
-        assert holders(eyes) == [(job.id, "available")]
-        assert await desk.sweep() == []
-        [job] = await desk.park()
+    stopped = {"outcomes": ["interrupted"], "messages": [None]}
+    await desk.session.run(ending(desk.link, "complete_interrupt", [job], desk.worker_id, **stopped))
+    assert holders(eyes) == [(job.id, "available")]
+    assert await desk.sweep() == []
+    [job] = await desk.park()
+    await desk.end("complete_release", [job], keeping=True)
+    assert holders(eyes) == []
+    assert parked(eyes)[0] == (job.id, "limit:k", False)
+    before = job.id
+    [job] = await desk.let_in()
+    assert job.id == before
     assert job.attempt == 1, "none was spent"
     late: dict[str, Any] = {
         "delays": [3600.0], "spents": [True], "snoozeds": [False], "holdings": [False], "outcomes": ["failed"],
@@ -749,13 +793,15 @@ async def test_a_busy_limit_does_not_starve_free_jobs(dsn: str, eyes: Eyes, conn
 async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
     dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, swept: bool
 ) -> None:
-    """Given back, they have the limit still. Where the sweep comes then, before another worker does, they are put in
-    line, before all who have not had it. A worker that leaves right after its start sweeps just then, at times."""
-    gate = asyncio.Event()
+    """Stopped after they had begun, they have the limit still. Where the sweep comes then, before another worker does,
+    they are put in line, before all who have not had it. A worker that leaves right after its start sweeps just then,
+    at times."""
+    gate, began = asyncio.Event(), set[int]()
     wait_for_jobs = Worker._wait_for_jobs
 
     @task(name="limits.waits", limit=2, retry=RetryPolicy(attempts=1))
     async def waits(job: Job) -> None:
+        began.add(job.id)
         await gate.wait()
 
     async def not_now(self: Sweep, seconds: float = 0.0) -> bool:
@@ -777,7 +823,8 @@ async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
             patched.setattr(Sweep, "sweep", not_now)
         for _ in range(2):
             async with work(dsn, waits, concurrency=4):
-                await until(lambda: eyes.states() == {"running": 2, "blocked": 4}, 30)
+                await until(lambda: len(began) == 2 and eyes.states() == {"running": 2, "blocked": 4}, 30)
+            began.clear()
             first = [job.id for job in jobs[:2]]
             assert [id for id, _ in holders(eyes)] == ([] if swept else first)
             assert eyes.states() == ({"blocked": 6} if swept else {"available": 2, "blocked": 4})

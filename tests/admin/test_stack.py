@@ -15,7 +15,8 @@ from roles import Role, role
 from workers import Eyes, Taker, until, work, workers
 
 import pgqueue
-from pgqueue.admin.stack import Stack
+from pgqueue.admin.stack import Stack, answer, asking
+from pgqueue.database import drivers
 from pgqueue.errors import InvalidOption, JobNotFound, ResultTimeout
 from pgqueue.worker.liveness.stacks import FRAMES_MOST
 
@@ -184,6 +185,36 @@ async def test_a_worker_that_does_not_answer_is_named(dsn: str, eyes: Eyes) -> N
     done = await asyncio.to_thread(command, "stack", str(job), "--timeout", "200ms", dsn=dsn)
     assert done.returncode == 1 and "has not answered" in done.stderr
     assert eyes.one("SELECT count(*) FROM pgqueue.stack_request") == 0
+    await taker.close()
+
+
+@pytest.mark.promise("F103")
+async def test_the_answer_of_another_worker_is_not_taken_for_that_of_the_one_that_was_asked(
+    dsn: str, eyes: Eyes
+) -> None:
+    """The worker that hangs is asked, and its job is rescued before it answers."""
+    gate = asyncio.Event()
+
+    @pgqueue.task(name="stack.moved")
+    async def moved() -> None:
+        await gate.wait()
+
+    taker = Taker(dsn, tasks=["stack.moved"])
+    job = int(moved.enqueue(eyes.conn).id)
+    await taker.fetch()
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        request = drivers.run(conn, asking(job))
+        assert request.worker == taker.worker_id and drivers.run(conn, answer(request)) is None
+        eyes.do(
+            "WITH gone AS (DELETE FROM pgqueue.job_running RETURNING id, task) "
+            "INSERT INTO pgqueue.job_available (id, task) SELECT id, task FROM gone"
+        )
+        async with work(dsn, moved, lease=1.5):
+            await until(lambda: eyes.one("SELECT count(answer) FROM pgqueue.stack_request") == 1)
+            with pytest.raises(ResultTimeout, match=rf"job {job}, which was given to worker \d+ meanwhile: ask again"):
+                drivers.run(conn, answer(request))
+            assert names(await asked(dsn, job)) == ["moved"]
+            gate.set()
     await taker.close()
 
 

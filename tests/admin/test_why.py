@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -15,13 +16,17 @@ import psycopg
 import pytest
 from commands import pgqueue as command
 from driver_kinds import ASYNC, KINDS, drive
+from pgbouncers import PgBouncer, needs_pgbouncer
 from roles import Role, role
+from servers import embedded_server
 from workers import Eyes, Taker, until, work
 
 import pgqueue
 from pgqueue import Job, Limit, Lock, Rate, Reason, RetryPolicy, Why
+from pgqueue.admin.limits import change, change_rate
 from pgqueue.admin.why.reasons import CODES, lasting
 from pgqueue.client.tasks import Task
+from pgqueue.database import migrations
 from pgqueue.errors import InvalidOption
 
 __all__ = ["role"]
@@ -36,12 +41,15 @@ class Scene:
     eyes: Eyes
     stack: AsyncExitStack
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    ran: list[int] = field(default_factory=list)
+    """The jobs that have passed the gate, in order."""
 
     def task(self, name: str, **options: Any) -> Task[..., Any]:
         """A task whose handler waits at the gate."""
 
-        async def handler() -> None:
+        async def handler(job: Job) -> None:
             await self.gate.wait()
+            self.ran.append(job.id)
 
         handler.__qualname__ = name
         return pgqueue.task(name=name, **options)(handler)
@@ -373,6 +381,218 @@ async def poison_job_beside_another_one_and_a_full_worker(scene: Scene) -> Any:
     return job, check
 
 
+@cause("slots_busy")
+async def poison_job_that_runs_alone(scene: Scene) -> Any:
+    """No other job has a slot beside it, whatever the number of slots."""
+    task, other = scene.task("why.a"), scene.task("why.b")
+    await scene.worker(task, other, concurrency=5)
+    alone = scene.eyes.one(CRASHED.replace("1, -2, 1", "2, -1, 2"))
+    await until(scene.eyes.is_in(alone, "running"))
+    job = scene.enqueue(other)
+
+    def check(reason: Reason) -> None:
+        assert [each.id for each in reason.holders] == [alone] and reason.details["slots"] == 5
+        assert reason.text.endswith(f"; no other job runs beside job {alone}, for workers died under it")
+
+    return job, check
+
+
+WORKERS = """
+    INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state, tasks, started_at, beat_at)
+    SELECT '1 h', g, 2, 'h', '1', '{default}', 'running', '{why.a}', now(), now() FROM generate_series(1, 52) AS g;
+    INSERT INTO pgqueue.job (task, state, worker_id, claim, started_at)
+    SELECT 'why.a', 'running', w.id, 1, now() FROM pgqueue.worker w, generate_series(1, 2);
+    UPDATE pgqueue.worker w SET running = ARRAY(SELECT r.id FROM pgqueue.job_running r WHERE r.worker_id = w.id);
+"""
+
+
+@cause("slots_busy")
+async def all_slots_of_more_workers_busy_than_are_looked_at(scene: Scene) -> Any:
+    scene.eyes.conn.execute(WORKERS.encode())
+
+    def check(reason: Reason) -> None:
+        assert (reason.details["workers"], reason.details["slots"]) == (52, 104) and "and 103 more" in reason.text
+
+    return scene.enqueue("why.a"), check
+
+
+@cause("about_to_run")
+async def one_slot_of_many_workers_free(scene: Scene) -> Any:
+    scene.eyes.conn.execute(WORKERS.encode())
+    scene.eyes.do("UPDATE pgqueue.worker SET running = running[1:1] WHERE id = (SELECT max(id) FROM pgqueue.worker)")
+    return scene.enqueue("why.a"), None
+
+
+@cause("slots_busy")
+async def behind_jobs_that_a_claim_passes_over(scene: Scene) -> Any:
+    """Jobs of a paused task, and of one that no worker knows."""
+    task, paused = scene.task("why.a"), scene.task("why.b")
+    await scene.worker(task, paused, concurrency=1)
+    await scene.running(task)
+    scene.eyes.do("INSERT INTO pgqueue.paused_task (name) VALUES ('why.b')")
+    for before in ("why.b", "why.typo", "why.b"):
+        scene.enqueue(before)
+    return scene.enqueue(task), None
+
+
+@cause("behind")
+async def behind_some_jobs_that_a_claim_passes_over(scene: Scene) -> Any:
+    """Of two workers one knows both tasks, the other one of them: that is the one which takes the job first."""
+    for tasks in (("why.a", "why.b"), ("why.b", "why.c")):
+        await scene.taker(*tasks)
+    for before in ("why.a", "why.b", "why.typo", "why.a", "why.c", "why.b", "why.a"):
+        scene.enqueue(before)
+    job = scene.enqueue("why.b")
+
+    def check(reason: Reason) -> None:
+        assert (reason.details["jobs"], reason.details["exact"], reason.details["urgent"]) == (3, True, 0)
+
+    return job, check
+
+
+@cause("task_paused", "behind")
+async def behind_jobs_of_its_own_paused_task(scene: Scene) -> Any:
+    await scene.taker("why.a", "why.b")
+    scene.eyes.do("INSERT INTO pgqueue.paused_task (name) VALUES ('why.a'), ('why.b')")
+    for before in ("why.a", "why.b", "why.a"):
+        scene.enqueue(before)
+    job = scene.enqueue("why.a")
+
+    def check(reason: Reason) -> None:
+        assert reason.code != "behind" or reason.details["jobs"] == 2
+
+    return job, check
+
+
+@cause("behind")
+async def behind_more_urgent_jobs_of_other_queues(scene: Scene) -> Any:
+    """Only of those that share the slots, and are open; jobs of the same priority take turns."""
+    await scene.taker("why.a", queues=("default", "other", "paused"))
+    pgqueue.pause(scene.eyes.conn, "paused")
+    for queue in ("other", "paused", "elsewhere"):
+        for priority in (0, 4, 5, 6):
+            scene.enqueue("why.a", queue=queue, priority=priority)
+    job = scene.enqueue("why.a", priority=5)
+
+    def check(reason: Reason) -> None:
+        assert (reason.details["jobs"], reason.details["urgent"]) == (0, 2)
+        assert reason.text == "2 more urgent jobs of other queues come before it, by priority and age"
+
+    return job, check
+
+
+@cause("about_to_run")
+async def urgent_jobs_of_a_queue_with_slots_of_its_own(scene: Scene) -> Any:
+    await scene.taker("why.a", queues=("default", "other"))
+    scene.eyes.do("UPDATE pgqueue.worker SET slots = '{NULL,3}'")
+    scene.enqueue("why.a", queue="other", priority=0)
+    return scene.enqueue("why.a", priority=5), None
+
+
+@cause("unknown_task")
+async def worker_that_knows_the_task_is_quiet(scene: Scene) -> Any:
+    """The code is there: what is missing is a worker that takes jobs."""
+    task = scene.task("why.b")
+    await scene.worker(scene.task("why.a"))
+    (await scene.worker(task)).quiet()
+    await until(lambda: scene.eyes.one("SELECT count(*) FROM pgqueue.worker WHERE state = 'quiet'"))
+    job = scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        assert (reason.details["quiet"], reason.details["silent"]) == (1, 0)
+        assert "; 1 that knows it takes no new jobs (" in reason.text
+
+    return job, check
+
+
+@cause("unknown_task")
+async def worker_that_knows_the_task_is_silent(scene: Scene) -> Any:
+    await scene.taker("why.a")
+    other = await scene.taker("why.b")
+    scene.eyes.do("UPDATE pgqueue.worker SET beat_at = beat_at - interval '20 s' WHERE id = %s", other.worker_id)
+    job = scene.enqueue("why.b")
+
+    def check(reason: Reason) -> None:
+        assert (reason.details["quiet"], reason.details["silent"]) == (0, 1)
+        assert "; 1 that knows it gives no sign of life for up to 2" in reason.text
+
+    return job, check
+
+
+@cause("lock")
+async def lock_held_and_jobs_before_it_that_are_passed_over(scene: Scene) -> Any:
+    """Of another paused queue, of a paused task, of a task that no worker knows; one more is not passed over."""
+    task, paused = scene.task("why.a", lock=Lock("order:7")), scene.task("why.b", lock=Lock("order:7"))
+    await scene.worker(task, paused, queues=["default", "other"], concurrency=5)
+    holder = await scene.running(task)
+    await scene.blocked(paused)
+    await scene.blocked(task, queue="other")
+    await scene.blocked(task)
+    unknown = await scene.blocked(task)
+    job = await scene.blocked(task)
+    scene.eyes.do(
+        "WITH gone AS (DELETE FROM pgqueue.job_blocked WHERE id = %s RETURNING *) INSERT INTO pgqueue.job_blocked "
+        "(id, state, task, lock_key, key, rank) SELECT id, state, 'why.typo', lock_key, key, rank FROM gone",
+        unknown,
+    )
+    scene.eyes.do("INSERT INTO pgqueue.paused_task (name) VALUES ('why.b')")
+    pgqueue.pause(scene.eyes.conn, "other")
+
+    def check(reason: Reason) -> None:
+        assert [each.id for each in reason.holders] == [holder] and reason.details["before"] == 1
+        assert reason.text.endswith("the job is 2nd in line")
+
+    return job, check
+
+
+@cause("queue_paused", "lock")
+async def lock_held_and_jobs_before_it_of_the_same_paused_queue(scene: Scene) -> Any:
+    """When the queue is resumed, they are before it."""
+    task = scene.task("why.a", lock=Lock("order:7"))
+    await scene.worker(task, concurrency=5)
+    await scene.running(task)
+    for _ in range(2):
+        await scene.blocked(task)
+    job = await scene.blocked(task)
+    pgqueue.pause(scene.eyes.conn, "default")
+
+    def check(reason: Reason) -> None:
+        assert reason.code != "lock" or reason.details["before"] == 2
+
+    return job, check
+
+
+@cause("limit")
+async def limit_set_lower_than_what_runs(scene: Scene) -> Any:
+    task = scene.task("why.a", limit=Limit(3, name="api"))
+    await scene.worker(task, concurrency=5)
+    holders = [await scene.running(task) for _ in range(3)]
+    job = await scene.blocked(task)
+    change(scene.eyes.conn, "api", 2)
+
+    def check(reason: Reason) -> None:
+        assert [each.id for each in reason.holders] == holders
+        assert "is held by 3 jobs, and 2 may: " in reason.text
+
+    return job, check
+
+
+@cause("queue_paused", "rate")
+async def rate_set_higher_while_a_job_waits(scene: Scene) -> Any:
+    """What the old rate would have it wait does not count."""
+    task = scene.task("why.a", rate=Rate("1/hour", name="api"))
+    await scene.worker(task, concurrency=5)
+    await scene.running(task)
+    job = await scene.blocked(task)
+    pgqueue.pause(scene.eyes.conn, "default")
+    change_rate(scene.eyes.conn, "api", "6/minute")
+
+    def check(reason: Reason) -> None:
+        assert reason.code != "rate" or 5 < reason.details["next_start"] < 11
+
+    return job, check
+
+
 @cause("lock")
 async def lock_held(scene: Scene) -> Any:
     task = scene.task("why.a", lock=Lock("order:7"))
@@ -386,6 +606,20 @@ async def lock_held(scene: Scene) -> Any:
         assert [each.id for each in reason.holders] == [holder] and reason.details["before"] == 2
         assert reason.text.startswith(f"lock 'order:7' is held by job {holder} (why.a) on ")
         assert reason.text.endswith("the job is 3rd in line")
+
+    return job, check
+
+
+@cause("slots_busy", "lock")
+async def lock_held_of_a_job_that_will_be_skipped(scene: Scene) -> Any:
+    """It has not asked for its lock yet, and does not wait for it."""
+    task = scene.task("why.a", lock=Lock("order:7", on_locked="skip"))
+    await scene.worker(task, concurrency=1)
+    await scene.running(task)
+    job = scene.enqueue(task)
+
+    def check(reason: Reason) -> None:
+        assert reason.code != "lock" or reason.text.endswith("; the job would be 1st in line")
 
     return job, check
 
@@ -501,6 +735,75 @@ async def test_exactly_that_cause_is_named(name: str, scene: Scene) -> None:
     assert found.job is not None and (found.id, found.state) == (job, found.job.state)
     for reason in found.reasons if check else ():
         check(reason)
+
+
+@pytest.mark.promise("F100")
+async def test_when_each_cause_is_gone_the_job_runs(scene: Scene) -> None:
+    """Not due, its queue and its task paused, and no worker knows it: each is named until it is gone, and no other."""
+    conn, task = scene.eyes.conn, scene.task("why.b", lock=Lock("order:7"))
+    await scene.worker(scene.task("why.a"))
+    job = scene.enqueue(task, delay=500)
+    pgqueue.pause(conn, "default")
+    pgqueue.pause(conn, task="why.b")
+    causes = ("not_due", "queue_paused", "task_paused", "unknown_task")
+    assert scene.why(job).codes == causes
+    pgqueue.reschedule(conn, job, at=datetime.now(UTC))
+    assert scene.why(job).codes == causes[1:]
+    pgqueue.resume(conn, "default")
+    assert scene.why(job).codes == causes[2:]
+    pgqueue.resume(conn, task="why.b")
+    assert scene.why(job).codes == causes[3:]
+    await scene.worker(task)
+    await until(scene.eyes.is_in(job, "running"))
+
+
+@pytest.mark.second
+@pytest.mark.promise("F100")
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_job_starts_after_as_many_jobs_as_were_named_before_it(scene: Scene, seed: int) -> None:
+    """Queues and tasks of which some are paused, priorities that differ between queues, tasks that no worker knows."""
+    tasks = [scene.task(f"why.{name}") for name in "abc"]
+    await scene.worker(*tasks, queues=["default", "other", "paused"], concurrency=1)
+    first = await scene.running(tasks[0])
+    pgqueue.pause(scene.eyes.conn, "paused")
+    pgqueue.pause(scene.eyes.conn, task="why.c")
+    dice = random.Random(seed)
+    jobs = []
+    for _ in range(16):
+        queue, priorities = dice.choice([("default", (5, 3)), ("other", (4, 6)), ("paused", (1, 1))])
+        known = dice.choice([task.name for task in tasks] + ["why.typo"])
+        jobs.append(scene.enqueue(known, queue=queue, priority=dice.choice(priorities)))
+    said = []
+    for job in jobs:
+        found = scene.why(job)
+        if found.codes[0] == "slots_busy":
+            behind = [reason.details for reason in found.reasons if reason.code == "behind"]
+            said.append((sum(each["jobs"] + each["urgent"] for each in behind), job))
+    scene.gate.set()
+    await until(lambda: len(scene.ran) == len(said) + 1)
+    assert sorted(said) == [*enumerate(scene.ran[1:])] and scene.ran[0] == first
+
+
+@pytest.mark.second
+@pytest.mark.promise("F100")
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_job_gets_its_lock_after_as_many_jobs_as_were_named_before_it(scene: Scene, seed: int) -> None:
+    tasks = [scene.task(f"why.{name}", lock=Lock("order:7")) for name in "abc"]
+    queues = ["default", "other", "paused"]
+    await scene.worker(*tasks, queues=queues, concurrency=30)
+    first = await scene.running(tasks[0])
+    dice = random.Random(seed)
+    jobs = [
+        await scene.blocked(dice.choice(tasks), queue=dice.choice(queues), priority=dice.choice([5, 5, 3, 7]))
+        for _ in range(14)
+    ]
+    pgqueue.pause(scene.eyes.conn, "paused")
+    pgqueue.pause(scene.eyes.conn, task="why.c")
+    reasons = {job: scene.why(job).reasons for job in jobs}
+    said = [(of[0].details["before"], job) for job, of in reasons.items() if of[0].code == "lock"]
+    scene.gate.set()
+    await until(lambda: len(scene.ran) == len(said) + 1)
+    assert sorted(said) == [*enumerate(scene.ran[1:])] and scene.ran[0] == first
 
 
 # Running jobs --------------------------------------------------------------------------------------------------------
@@ -637,6 +940,7 @@ async def test_a_job_of_a_chain_names_the_one_before_it(scene: Scene) -> None:
     [
         ("returns", "completed", "attempt 1"),
         ("raises", "failed", "the last one: failed (ValueError: no such order)"),
+        ("raises much", "failed", f"(ValueError: {'no such order ' * 20}no such…)"),
         ("cancels", "cancelled", "not wanted"),
         ("skips", "skipped", "another job had its lock 'k'"),
     ],
@@ -644,8 +948,8 @@ async def test_a_job_of_a_chain_names_the_one_before_it(scene: Scene) -> None:
 async def test_a_job_that_has_ended_says_why(scene: Scene, how: str, code: str, said: str) -> None:
     @pgqueue.task(name="why.ends", retry=1, lock=Lock("k", on_locked="skip") if how == "skips" else None)
     async def ends() -> object:
-        if how == "raises":
-            raise ValueError("no such order")
+        if how.startswith("raises"):
+            raise ValueError("no such order " * 30 if how.endswith("much") else "no such order")
         if how == "skips":
             await scene.gate.wait()
         return pgqueue.Cancel("not wanted") if how == "cancels" else None
@@ -659,8 +963,25 @@ async def test_a_job_that_has_ended_says_why(scene: Scene, how: str, code: str, 
     assert found.codes == (code,) and found.state == code and said in found.reasons[0].text
 
 
+@pytest.mark.promise("F102")
+@pytest.mark.parametrize("reason", ["deadline", "error", "crashed"])
+def test_a_reason_that_an_operator_gives_is_not_taken_for_one_of_pgqueue(conn: psycopg.Connection, reason: str) -> None:
+    task = pgqueue.remote("why.a")
+    for job in (task.enqueue(conn), task.using(deadline=500).enqueue(conn)):
+        pgqueue.cancel(conn, job.id, reason=reason)
+        assert pgqueue.why(conn, job.id).reasons[0].text.endswith(f": {reason}")
+
+
+@pytest.mark.promise("F102")
+async def test_a_job_whose_deadline_has_passed_says_so(scene: Scene) -> None:
+    await scene.worker(scene.task("why.a"))
+    job = scene.enqueue("why.a", deadline=datetime.now(UTC) - timedelta(seconds=5))
+    await until(scene.eyes.is_in(job, "cancelled"))
+    assert ": deadline (its deadline passed); " in scene.why(job).reasons[0].text
+
+
 @pytest.mark.promise("F101")
-async def test_a_transaction_that_waits_names_the_session_that_keeps_it_waiting(scene: Scene) -> None:
+async def test_a_transaction_that_waits_names_the_session_that_keeps_it_waiting(scene: Scene, role: Role) -> None:
     scene.eyes.do("CREATE TABLE account (id int PRIMARY KEY, n int)")
     scene.eyes.do("INSERT INTO account VALUES (1, 0)")
 
@@ -685,6 +1006,11 @@ async def test_a_transaction_that_waits_names_the_session_that_keeps_it_waiting(
         assert (session.pid, session.application) == (shop.info.backend_pid, "the shop")
         assert "(the shop) holds; that one is idle in transaction, its transaction began" in found.reasons[1].text
         assert scene.why(neighbour).codes == ("running",)
+        with psycopg.connect(role("read")) as conn:  # may not see what the sessions of other roles do
+            assert pgqueue.why(conn, neighbour).codes == ("running",)
+            less = pgqueue.why(conn, job).reasons[1]
+            assert less.code == "transaction_waits" and [each.pid for each in less.sessions] == [session.pid]
+            assert less.text.endswith(f"waits for a lock, which pid {session.pid} (the shop) holds")
         shop.rollback()
     await until(scene.eyes.is_in(job, "completed"))
 
@@ -764,10 +1090,67 @@ async def test_an_id_without_a_job_says_what_may_have_become_of_it(scene: Scene)
         assert scene.why(gone).codes == codes
 
 
+@pytest.mark.second
+@pytest.mark.promise("F102")
+def test_a_job_of_a_prepared_transaction_may_come_yet() -> None:
+    """It was prepared after the next job was enqueued, and began before that."""
+    server = embedded_server(max_prepared_transactions="2")
+    try:
+        dsn = server.dsn("postgres")
+        with psycopg.connect(dsn) as shop, psycopg.connect(dsn, autocommit=True) as conn:
+            migrations.migrate(conn, "pgqueue")
+            [[job]] = shop.execute("INSERT INTO pgqueue.job (task) VALUES ('why.a') RETURNING id").fetchall()
+            pgqueue.remote("why.a").enqueue(conn)
+            shop.execute("PREPARE TRANSACTION 'of the shop'")
+            shop.rollback()
+            found = pgqueue.why(conn, job)
+            assert found.codes == ("not_committed", "gone")
+            assert "prepared transaction (of the shop) has a transaction open" in found.reasons[0].text
+            conn.execute("ROLLBACK PREPARED 'of the shop'")
+            assert pgqueue.why(conn, job).codes == ("gone",)
+    finally:
+        server.end()
+
+
+def test_the_lane_of_a_job_that_has_moved_is_one_row(conn: psycopg.Connection) -> None:
+    """The version before reads it so, too, while workers are replaced."""
+    assert conn.execute("SELECT jobs, whole, pace FROM pgqueue.why_lane(4711)").fetchall() == [(0, None, None)]
+
+
+def test_on_an_earlier_schema_it_says_what_to_run(conn: psycopg.Connection) -> None:
+    job = int(pgqueue.remote("why.a").enqueue(conn).id)
+    [before] = [file.sql for file in migrations.files() if file.name == "why"]
+    begin = before.index("CREATE FUNCTION pgqueue.why_waiting(")
+    function = before[begin : before.index("END $$;", begin) + len("END $$;")]
+    conn.execute(function.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").encode(), prepare=False)
+    with pytest.raises(pgqueue.SchemaBehind, match="run `pgqueue migrate`"):
+        pgqueue.why(conn, job)
+
+
 @pytest.mark.parametrize("id", [0, -1, True, "7", 1 << 63])
 def test_what_is_no_id_is_refused(conn: psycopg.Connection, id: Any) -> None:
     with pytest.raises(InvalidOption, match="no id of a job"):
         pgqueue.why(conn, id)
+
+
+@pytest.mark.second
+@pytest.mark.promise("F100")
+@pytest.mark.parametrize("dead", [49_000, 51_000])
+async def test_beside_many_dead_rows_no_job_is_promised_that_it_comes_next(scene: Scene, dead: int) -> None:
+    """More urgent jobs may lie where it does not look."""
+    await scene.taker("why.a")
+    eyes = scene.eyes
+    eyes.do("ALTER TABLE pgqueue.job_available SET (autovacuum_enabled = off)")
+    first = scene.enqueue("why.a", priority=0)
+    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'why.a' FROM generate_series(1, %s)", dead)
+    eyes.do("DELETE FROM pgqueue.job_available WHERE id > %s", first)
+    eyes.do("SELECT pg_stat_force_next_flush()")
+    [reason] = scene.why(scene.enqueue("why.a", priority=9)).reasons
+    if dead < 50_000:
+        assert (reason.code, reason.details["jobs"]) == ("behind", 1)
+    else:
+        assert (reason.code, reason.details["exact"]) == ("about_to_run", False)
+        assert "not all jobs that may come before it were looked at" in reason.text
 
 
 # How it is asked -----------------------------------------------------------------------------------------------------
@@ -815,6 +1198,29 @@ async def test_the_command_prints_sentences_or_json(scene: Scene) -> None:
     assert [(each["code"], each["holders"][0]["id"]) for each in printed["items"]] == [("lock", holder)]
     missing = await asyncio.to_thread(command, "why", "99", dsn=scene.dsn)
     assert missing.returncode == 1 and missing.stdout.startswith("Job 99 is not there.\n\nnever_given: ")
+
+
+@pytest.mark.second
+@pytest.mark.promise("F100", "F101")
+@needs_pgbouncer
+async def test_the_commands_ask_through_a_pooler_in_transaction_mode(scene: Scene) -> None:
+    """Each command more often than the pooler has sessions: one meets a session that another one has used."""
+    task = scene.task("why.a", lock=Lock("k"))
+    await scene.worker(task, concurrency=3)
+    holder = await scene.running(task)
+    job = await scene.blocked(task)
+    asked = (("why", str(job)), ("why", str(holder)), ("doctor",), ("stack", str(holder)))
+    said = (
+        f"\n\nlock: lock 'k' is held by job {holder}",
+        "\n\nrunning: it has run",
+        "No finding.",
+        "innermost call last:",
+    )
+    with PgBouncer(scene.dsn, 2) as pooler:
+        for _ in range(3):
+            for what, part in zip(asked, said, strict=True):
+                shown = await asyncio.to_thread(command, *what, dsn=pooler.dsn)
+                assert (shown.returncode, part in shown.stdout, shown.stderr) == (0, True, ""), what
 
 
 def test_the_page_has_every_code() -> None:

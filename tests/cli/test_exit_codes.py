@@ -11,11 +11,16 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from commands import COMMAND, pgqueue
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from roles import Role, create_role, drop_role, role
 
+import pgqueue as api
 from pgqueue import config
 from pgqueue.cli import COMMANDS, main
-from pgqueue.cli.exit_codes import Refusal, code_of
+from pgqueue.cli.exit_codes import Refusal, code_of, line_of
 from pgqueue.cli.options import Duration, Moment
+
+__all__ = ["role"]
 
 NEED_A_DATABASE = [
     ["migrate"],
@@ -130,6 +135,76 @@ def test_a_schema_that_does_not_fit_is_4(dsn: str, change: str, says: str) -> No
     assert (done.returncode, says in done.stderr) == (4, True), done.stderr
 
 
+def test_a_role_without_a_right_is_told_the_least_that_the_command_needs(dsn: str) -> None:
+    name = create_role(dsn)
+    poor = make_conninfo(dsn, user=name, password="secret")
+    try:
+        for needed, commands in {
+            f"`pgqueue grants {name} --for read`": (
+                "status",
+                "jobs 1",
+                "why 1",
+                "version",
+                "health",
+                "audit",
+                "doctor",
+            ),
+            f"`pgqueue grants {name} --for operate`": ("cancel 1", "pause q", "limits set x 1", "restart", "stack 1"),
+            f"`pgqueue grants {name} --for enqueue`": ("enqueue t",),
+            f"`pgqueue grants {name} --for work`": ("prune",),
+            "as the schema's owner": ("migrate", f"grants {name} --for work"),
+        }.items():
+            for command in commands:
+                result = CliRunner().invoke(main, command.split(), env={"PGQUEUE_DSN": poor})
+                assert (result.exit_code, needed in result.stderr) == (3, True), (command, result.stderr)
+                assert f"role '{name}' may not" in result.stderr and result.stderr.count("\n") == 1, command
+                assert "--for work`" not in result.stderr or command == "prune", command
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            drop_role(conn, name)
+
+
+def test_a_role_that_only_reads_is_told_what_a_change_needs(dsn: str, role: Role) -> None:
+    reads = role("read")
+    name = conninfo_to_dict(reads)["user"]
+    with psycopg.connect(dsn) as conn:
+        api.enqueue(conn, "t")
+    for command, needed in {
+        "cancel 1": "operate",
+        "pause q": "operate",
+        "restart": "operate",
+        "bulk cancel --task t --yes": "operate",
+        "schedules add s t --every 1h": "operate",
+        "enqueue t": "enqueue",
+        "prune --all": "work",
+    }.items():
+        result = CliRunner().invoke(main, command.split(), env={"PGQUEUE_DSN": reads})
+        said = f"role '{name}' may not do this (permission denied for "
+        assert (result.exit_code, said in result.stderr) == (3, True), (command, result.stderr)
+        assert f"`pgqueue grants {name} --for {needed}`" in result.stderr, (command, result.stderr)
+        assert "CONTEXT" not in result.stderr and "LINE" not in result.stderr, command
+
+
+def test_a_right_that_a_trigger_of_the_application_lacks_is_no_right_of_ours(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        conn.execute(
+            "CREATE FUNCTION forbids() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'not here' USING ERRCODE = '42501'; END $$"
+        )
+        conn.execute("CREATE TRIGGER forbids BEFORE INSERT ON pgqueue.job_available EXECUTE FUNCTION forbids()")
+    result = CliRunner().invoke(main, ["enqueue", "t"], env={"PGQUEUE_DSN": dsn})
+    assert (result.exit_code, "forbids" in result.stderr, "grants" in result.stderr) == (3, True, False), result.stderr
+
+
+@pytest.mark.parametrize("breaking", [False, True])
+def test_a_check_says_whether_a_newer_schema_breaks_this_pgqueue(dsn: str, breaking: bool) -> None:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("INSERT INTO pgqueue.migration VALUES (9999, 'future', %s)", [breaking])
+    result = CliRunner().invoke(main, ["migrate", "--check"], env={"PGQUEUE_DSN": dsn})
+    assert (result.exit_code, "1 newer than this pgqueue" in result.stdout) == (0, True)
+    assert ("cannot work with" in result.stdout) is breaking
+
+
 def test_a_newer_schema_that_breaks_nothing_is_fine(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         conn.execute("INSERT INTO pgqueue.migration VALUES (9999, 'future', false)")
@@ -173,6 +248,19 @@ def test_a_mistake_is_2_and_no_traceback(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, arguments, env={"PGQUEUE_DSN": NOBODY})
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+@pytest.mark.parametrize("arguments", [[], ["mail", "--task", "mail.send"]], ids=["neither", "both"])
+def test_a_queue_or_a_task_is_asked_for_before_the_database_is(command: str, arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, [command, *arguments, "--dsn", NOBODY], prog_name="pgqueue")
+    assert result.exit_code == 2 and "give a QUEUE, or --task NAME" in result.output
+
+
+@pytest.mark.parametrize("arguments", ["jobs x", "cancel 1.5", "why x", "work m -c two", "errors --limit x"])
+def test_what_is_no_whole_number_is_called_so(arguments: str) -> None:
+    result = CliRunner().invoke(main, arguments.split(), env={"PGQUEUE_DSN": NOBODY})
+    assert (result.exit_code, "is not a valid whole number" in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize("option", ["--queue", "--task"])
@@ -229,6 +317,18 @@ def test_a_reader_that_has_seen_enough_is_no_error(dsn: str) -> None:
 
 def test_whatever_an_error_quotes_its_passwords_are_removed() -> None:
     assert SECRET not in Refusal(f"cannot use {NOBODY} or host=x password={SECRET}", 3).message
+
+
+def test_a_pooler_without_prepared_statements_is_named_with_the_setting_for_it() -> None:
+    for error in (psycopg.errors.DuplicatePreparedStatement("it exists"), psycopg.errors.InvalidSqlStatementName("no")):
+        assert "PGQUEUE_PREPARE=off" in line_of(error)
+    assert "PGQUEUE_PREPARE" not in line_of(psycopg.errors.DuplicateTable("it exists"))
+
+
+def test_the_statement_that_a_server_quotes_stays_out_of_the_line(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn, pytest.raises(psycopg.errors.UndefinedColumn) as caught:
+        conn.execute("SELECT nothing FROM pgqueue.job")
+    assert line_of(caught.value) == 'database unreachable or refused: column "nothing" does not exist'
 
 
 def test_a_bug_is_no_exit_code_of_ours() -> None:

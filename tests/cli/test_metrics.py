@@ -24,7 +24,7 @@ import pgqueue as package
 from pgqueue.telemetry.metrics import METRICS
 
 SHOP = """
-import threading, pgqueue
+import pathlib, threading, pgqueue
 
 @pgqueue.task(name="shop.quick")
 async def quick(n: int = 0) -> None: ...
@@ -39,6 +39,7 @@ def held() -> None:
 
 @pgqueue.task(name="shop.long")
 def long() -> None:
+    pathlib.Path("long.begun").touch()
     __import__("time").sleep(60.0)
 
 @pgqueue.task(name="shop.blocks")
@@ -149,7 +150,7 @@ def test_a_process_that_leaves_at_its_deadline_is_counted(dsn: str, shop: Path) 
         enqueue(dsn, "shop.quick", 20)
         enqueue(dsn, "shop.long")
         wait_until(lambda: conn.execute("SELECT count(*) FROM pgqueue.job_done").fetchone() == (20,))
-        wait_until(lambda: conn.execute("SELECT count(*) FROM pgqueue.job_running").fetchone() == (1,))
+        wait_until((shop / "long.begun").exists)  # a row that says `running` may not be known to the worker yet
         [child] = psutil.Process(worker.process.pid).children()
         child.send_signal(SIGTERM)
         worker.says("still running after 1 s")
@@ -184,4 +185,4 @@ def test_without_the_extra_it_says_what_to_install(shop: Path) -> None:
     code = "import sys; sys.modules['prometheus_client'] = None; from pgqueue.__main__ import main; main()"
     command = [sys.executable, "-c", code, "work", "shop", "--metrics", "127.0.0.1:0", "--dsn", "host=/nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=shop)
-    assert done.returncode == 3 and "[prometheus]" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2 and "[prometheus]" in done.stderr and "Traceback" not in done.stderr, done.stderr

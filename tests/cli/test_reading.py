@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -576,3 +578,10 @@ def test_what_a_command_reads_is_not_compiled(dsn: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("PGOPTIONS", "-c jit=on")
     with reading("status") as conn:
         assert conn.execute("SELECT current_setting('jit')").fetchall() == [("off",)]
+
+
+def test_no_command_tells_an_age_by_the_clock_of_this_machine() -> None:
+    """Times of rows are the server's: beside another clock they would seem to lie in the future."""
+    commands = Path(api.__file__).with_name("cli") / "commands"
+    asked = [path.name for path in commands.glob("*.py") if re.search(r"datetime\.now|time\.time\(", path.read_text())]
+    assert asked == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import doctest
 import functools
 import importlib
 import json
@@ -361,10 +360,6 @@ def test_a_bad_row_is_named_and_the_transaction_stays_usable(conn: psycopg.Conne
     assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
     declared_task.enqueue(conn, 1)
     assert conn.execute(READ).fetchall() == STORED[:1]
-
-
-def test_examples() -> None:
-    assert doctest.testmod(tasks).failed == 0
 
 
 Policy: Any = RetryPolicy

@@ -8,7 +8,18 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from pgqueue.database.backoff import LOST_SECONDS, Backoff, is_loss, jittered, one_line, persist, transient, wait
+from pgqueue.database.backoff import (
+    FAILED_SECONDS,
+    LOST_SECONDS,
+    Backoff,
+    doubled,
+    is_loss,
+    jittered,
+    one_line,
+    persist,
+    transient,
+    wait,
+)
 
 TRANSIENT = [
     psycopg.OperationalError("connection refused"),
@@ -29,6 +40,8 @@ TRANSIENT = [
     errors.InvalidSqlStatementName("a pooler lost the prepared statement"),
     TimeoutError(),
     ConnectionResetError(),
+    MemoryError(),
+    RuntimeError("can't start new thread"),
 ]
 FATAL = [
     errors.UndefinedTable("no table"),
@@ -37,6 +50,7 @@ FATAL = [
     errors.InvalidTextRepresentation("bad value"),
     errors.CheckViolation("bad row"),
     ValueError("ours"),
+    RuntimeError("ours"),
     KeyError("ours"),
 ]
 
@@ -65,6 +79,13 @@ def test_pauses_grow_stay_bounded_and_begin_anew() -> None:
     assert all(2.0 <= jittered(2.0) <= 4.0 for _ in range(100))
 
 
+@pytest.mark.promise("F30")
+@pytest.mark.parametrize("times", [1_000, 1_024, 1_025, 10_000, 10**9])
+def test_a_pause_is_doubled_however_often_and_never_overflows(times: int) -> None:
+    assert [doubled(0.05, few, 5.0) for few in range(9)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert doubled(0.05, times, 5.0) == 5.0
+
+
 async def test_a_loop_survives_transient_errors_and_ends_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
@@ -83,6 +104,30 @@ async def test_a_loop_survives_transient_errors_and_ends_at_others(monkeypatch: 
         await persist(step, name="test")
     assert answers == []
     assert len(pauses) == 2 and max(pauses) <= 0.05  # the success in between began the pauses anew
+
+
+@pytest.mark.promise("F181")
+async def test_what_only_counts_is_tried_again_whatever_it_raises(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+
+    async def no_sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    answers = [*FATAL, *TRANSIENT, asyncio.CancelledError()]
+
+    async def step() -> None:
+        raise answers.pop(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        await persist(step, name="test", only_counts=True)
+    assert pauses[: len(FATAL)] == [FAILED_SECONDS] * len(FATAL) and max(pauses[len(FATAL) :]) <= 5.0
+    told = [record for record in caplog.records if record.exc_info]
+    ours = [error for error in FATAL if not isinstance(error, psycopg.Error)]  # the server's may quote a row
+    assert [record.exc_info[1] for record in told if record.exc_info] == ours
+    assert caplog.text.count("this failed, and is tried again later") == len(FATAL)
 
 
 @pytest.mark.promise("F30")

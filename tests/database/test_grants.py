@@ -107,6 +107,22 @@ def test_an_enqueuing_role_that_reads_is_told_when_its_job_has_ended(
         job.result(0.05)
 
 
+def test_the_drivers_error_has_a_note_that_names_the_rights(role: Role, dsn: str) -> None:
+    with psycopg.connect(role("enqueue")) as conn:
+        api.enqueue(conn, "t")
+        conn.commit()
+        with pytest.raises(errors.InsufficientPrivilege) as reading:
+            api.get(conn, 1)
+        conn.rollback()
+        with pytest.raises(errors.InsufficientPrivilege) as changing:
+            api.pause(conn, "q")
+    with psycopg.connect(role("read")) as conn, pytest.raises(errors.InsufficientPrivilege) as enqueuing:
+        api.enqueue(conn, "t")
+    for caught, kind in ((reading, "read"), (changing, "operate"), (enqueuing, "enqueue")):
+        [note] = caught.value.__notes__
+        assert f"--for {kind}`" in note
+
+
 def test_an_enqueuing_role_neither_reads_arguments_nor_deletes(role: Role) -> None:
     mine = role("enqueue")
     refused(
@@ -275,6 +291,7 @@ def test_a_reading_role_looks_and_changes_nothing(role: Role, dsn: str, tmp_path
     (tmp_path / "tasks.py").write_text(TASKS)
     worker = pgqueue("work", "tasks", dsn=mine, cwd=tmp_path)
     assert (worker.returncode, "permission denied" in worker.stderr, "Traceback" in worker.stderr) == (3, True, False)
+    assert "may not do this" in worker.stderr and "--for work`" in worker.stderr, worker.stderr
     refused(
         mine,
         "DELETE FROM pgqueue.job",
@@ -294,6 +311,25 @@ def test_a_role_that_read_before_there_were_limits_reads_on(role: Role, dsn: str
     told = pgqueue("status", dsn=mine)
     assert told.returncode == 0 and "this role may not see them; run `pgqueue grants" in told.stdout, told.stderr
     assert '"undeclared": null' in pgqueue("status", "--json", dsn=mine).stdout
+
+
+@pytest.mark.parametrize("kind", ["read", "enqueue"])
+@pytest.mark.parametrize("public", [True, False])
+def test_a_function_that_a_migration_makes_anew_may_be_called_by_as_many_roles(
+    dsn: str, kind: grants.Kind, public: bool
+) -> None:
+    """A role may call `why_lane` by name, or as PUBLIC. Other functions have been granted to some role by name."""
+    [again] = [file for file in migrations.files() if file.name == "why_again"]
+    name, may = create_role(dsn), "SELECT has_function_privilege(%s, 'pgqueue.why_lane(bigint)', 'EXECUTE')"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        if not public:
+            conn.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgqueue FROM PUBLIC")
+        grants.grant(conn, name, kind, "pgqueue")
+        before = conn.execute(may, [name]).fetchall()
+        conn.execute("DELETE FROM pgqueue.migration WHERE version = %s", [again.version])
+        conn.execute(again.sql.encode(), prepare=False)
+        assert conn.execute(may, [name]).fetchall() == before == [(public or kind == "read",)]
+        drop_role(conn, name)
 
 
 def test_a_role_without_rights_is_told_what_to_run(dsn: str) -> None:

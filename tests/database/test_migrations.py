@@ -440,6 +440,9 @@ def test_a_schema_that_is_behind(empty: psycopg.Connection, lay: Lay) -> None:
     lay(GROUND, "SELECT 1;")
     with pytest.raises(SchemaBehind, match="at version 1 and lacks 0002_step_2; run `pgqueue migrate`"):
         require(empty, "pgqueue")
+    lay(GROUND, *["SELECT 1;"] * 4)
+    with pytest.raises(SchemaBehind, match="lacks 0002_step_2 and 3 more up to 0005_step_5; run `pgqueue migrate`"):
+        require(empty, "pgqueue")
 
 
 @pytest.mark.promise("F15")

@@ -74,7 +74,7 @@ class Unlocked(Link):
     """What a naive version sends: it does not lock the key before it looks."""
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
-        if name == "rates_lock":
+        if name == "unblock_lock":
             return Statement("SELECT 1", {}, list)
         return super().statement(name, **params)
 

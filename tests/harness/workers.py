@@ -300,6 +300,18 @@ def apply_later(dsn: str, *, breaking: bool) -> str:
     return f"{version:04}_colour"
 
 
+HAPPENINGS = (
+    "started", "completed", "failed", "retried", "snoozed", "cancelled", "expired", "skipped", "interrupted", "rescued",
+)  # fmt: skip
+"""What the history counts."""
+TOTALS = f"""
+    SELECT jsonb_build_object({", ".join(f"'{what}', sum({what})" for what in HAPPENINGS)}) FROM (
+        SELECT each.* FROM pgqueue.history_part
+        CROSS JOIN LATERAL jsonb_to_recordset(counts) AS each ({" integer, ".join(HAPPENINGS)} integer)
+        UNION ALL SELECT {", ".join(HAPPENINGS)} FROM pgqueue.history_minute WHERE state IS NULL) AS every
+"""  # noqa: S608
+
+
 class Eyes:
     """A connection of the test's own that looks at the queue, always in new transactions."""
 
@@ -320,6 +332,15 @@ class Eyes:
     def states(self) -> dict[str, int]:
         """How many jobs are in each state."""
         return dict(self.all("SELECT state, count(*)::int FROM pgqueue.job GROUP BY 1"))
+
+    def totals(self) -> dict[str, int]:
+        """How many jobs the history counts as what: its parts, and the minutes into which a leader has folded some."""
+        found: dict[str, int] = self.one(TOTALS)
+        return {what: number for what, number in found.items() if number}
+
+    def happened(self, what: str) -> int:
+        """How many jobs the history counts as that."""
+        return self.totals().get(what, 0)
 
     def state(self, job: int) -> str | None:
         found: str | None = self.one("SELECT state FROM pgqueue.job WHERE id = %s", job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import enum
 import inspect
 import json
@@ -24,7 +23,6 @@ from hypothesis import strategies as st
 
 from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
-from pgqueue.jobs import codec as module
 from pgqueue.jobs.codec import USING, Codec, UnfitArguments, json_object, keywords_only
 from pgqueue.jobs.sizes import JSON_MOST
 
@@ -583,7 +581,3 @@ def test_pydantic_is_not_imported_for_tasks_without_its_models() -> None:
         "sys.exit('pydantic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_examples() -> None:
-    assert doctest.testmod(module).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +12,6 @@ import pgqueue
 from pgqueue import Every, InvalidOption, Retry, RetryPolicy, Snooze, Unique, Worker
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.tasks import task
-from pgqueue.jobs import durations
 from pgqueue.jobs.durations import seconds
 
 FORMS = [90, 90.0, timedelta(seconds=90), "90s", "1.5m", "1.5 m"]
@@ -98,7 +96,3 @@ def test_the_wait_for_a_result_takes_a_text_and_refuses_what_is_none(dsn: str) -
     pgqueue.configure(dsn=dsn)
     with pytest.raises(pgqueue.JobNotFound):
         JobHandle(1).result("250ms")
-
-
-def test_examples() -> None:
-    assert doctest.testmod(durations).failed == 0

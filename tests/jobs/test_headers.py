@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from datetime import timedelta
 from typing import Any
@@ -15,7 +14,6 @@ import pgqueue
 from pgqueue import Cron, Job
 from pgqueue.client import schedules
 from pgqueue.client.tasks import Task, task
-from pgqueue.jobs import headers as module
 from pgqueue.jobs.headers import TIMEOUT, timeout_of, with_timeout
 
 
@@ -128,7 +126,3 @@ def test_a_job_that_is_run_again_has_it_still(conn: psycopg.Connection, eyes: Ey
     assert answer.did == "again"
     found = conn.execute("SELECT headers FROM pgqueue.job WHERE state = 'available'").fetchall()
     assert found == [({TIMEOUT: 4.0, "retry_of": job.id},)]
-
-
-def test_examples() -> None:
-    assert doctest.testmod(module).failed == 0

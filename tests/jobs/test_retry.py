@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from datetime import timedelta
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -148,7 +146,3 @@ def test_a_job_that_always_fails_is_tried_ten_times_over_7_to_15_hours(
     assert (found.state, found.attempt, found.reason) == ("failed", 10, "error")
     waits = [after.started_at - before.finished_at for before, after in pairwise(found.attempts)]
     assert all(shorter < longer for shorter, longer in pairwise(waits[:7]))
-
-
-def test_examples() -> None:
-    assert doctest.testmod(import_module("pgqueue.jobs.retry")).failed == 0

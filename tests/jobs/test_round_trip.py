@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import enum
 import functools
 from collections.abc import Callable
@@ -395,7 +394,3 @@ def test_plain_arguments_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Codec, "_check", stopped)
     assert codec.encode((1, "x", True), {"d": None}) == '{"a":1,"b":"x","c":true,"d":null}'
     assert looks == []
-
-
-def test_examples() -> None:
-    assert doctest.testmod(round_trip).failed == 0

@@ -80,7 +80,6 @@ ACTORS = {f"worker.{room}.{name}" for room, names in DUTIES.items() for name in 
 MEETING = {"worker.neighbours", "worker.services"}
 """Where actors meet: in services, and in what two of its parts know of it."""
 
-LONG_FILE = 300  # lines
 
 # What a job is does no I/O: none of these modules opens a connection, a socket, a process or a file.
 IO_MODULES = {
@@ -186,13 +185,6 @@ def test_what_a_job_is_does_no_io() -> None:
 def test_the_wheel_with_the_server_is_imported_by_embedded_only() -> None:
     users = {name for name in files() if any(imported.startswith("pixeltable") for imported in imports(name))}
     assert users == {"database.embedded"}
-
-
-def test_long_files_are_listed() -> None:
-    """Printed, not enforced: where to look whether two things live in one file."""
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()}
-    long = sorted(((count, name) for name, count in lines.items() if count > LONG_FILE), reverse=True)
-    print(*(f"{count:5} {name}" for count, name in long), sep="\n")
 
 
 def test_every_module_says_what_it_is() -> None:

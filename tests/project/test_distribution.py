@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from pgqueue import distribution
+from pgqueue.cli.exit_codes import code_of
+from pgqueue.errors import Error
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -31,6 +35,19 @@ def test_the_name_is_that_of_pyproject_and_of_what_is_installed() -> None:
     assert distribution.NAME == NAME
     assert metadata.metadata(distribution.NAME)["Name"] == NAME
     assert distribution.install("embedded") == f"pip install '{NAME}[embedded]' (from a checkout '.[embedded]')"
+
+
+@pytest.mark.parametrize(
+    ("extra", "package"),
+    [("prometheus", "prometheus_client"), ("otel", "opentelemetry"), ("sentry", "sentry_sdk"), ("web", "uvicorn")],
+)
+def test_what_lacks_the_package_of_an_extra_says_what_to_install(extra: str, package: str) -> None:
+    with pytest.raises(Error, match=f"needs {package}: ") as caught, distribution.needs_extra(extra):
+        raise ModuleNotFoundError(name=f"{package}.core")
+    assert distribution.install(extra) in str(caught.value)
+    assert (code_of(caught.value), code_of(Error("no extra is missing"))) == (2, 3)
+    with pytest.raises(ModuleNotFoundError), distribution.needs_extra(extra):
+        raise ModuleNotFoundError(name="something_else")
 
 
 def test_the_name_stands_nowhere_else_for_it_may_change() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from servers import memory
 
 import pgqueue
 from pgqueue.cli import main
+from pgqueue.client import lifespan, middleware
 from pgqueue.client.tasks import OTHER_WORDS
 from pgqueue.database import migrations
 from pgqueue.jobs import job
@@ -120,6 +123,27 @@ def test_the_two_commands_of_the_first_screen_are_one_line_each_and_ci_runs_them
     assert r"sed -n 's/^\$ \(python3 -m venv .*\)$/\1/p' README.md" in CI.read_text(encoding="utf-8")
     screen = README.read_text(encoding="utf-8").splitlines()[:40]
     assert sum(line.startswith("$ python3 -m venv") for line in screen) == 2
+
+
+# Where examples declare something for all jobs that follow.
+DECLARED = ((middleware, "_on_start"), (middleware, "_on_finish"), (middleware, "_middleware"), (lifespan, "_declared"))
+
+
+def test_the_examples_in_docstrings_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "pgqueue").rglob("*.py"))}
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path, source in sources.items()
+        if re.search(r"^ *>>> ", source, re.MULTILINE)
+    ]
+    wrong = []
+    for name in names:
+        for module, declared in DECLARED:
+            monkeypatch.setattr(module, declared, [])
+        ran = doctest.testmod(import_module(name), extraglobs={"pgqueue": pgqueue})
+        if ran.failed or not ran.attempted:
+            wrong.append(name)
+    assert wrong == [] and "pgqueue.jobs.cron" in names
 
 
 def drawing(docstring: str | None) -> str:

@@ -539,6 +539,15 @@ async def test_roles_with_the_least_rights_stage_and_relay(app_dsn: str, dsn: st
     drop_role(sides.app, stager)
 
 
+async def test_a_role_without_rights_is_told_those_of_a_relay(app_dsn: str, dsn: str, sides: Sides) -> None:
+    name = create_role(dsn)
+    apart, target = (psycopg.conninfo.make_conninfo(each, user=name, password="secret") for each in (app_dsn, dsn))
+    for relay, needed in ((Relay(apart, dsn), "relay --outbox"), (Relay(app_dsn, target), "relay")):
+        with pytest.raises(Error, match=f"role '{name}' may not read .*`pgqueue grants {name} --for {needed}`"):
+            await relay.once()
+    drop_role(sides.queue, name)
+
+
 # Trouble -------------------------------------------------------------------------------------------------------------
 
 
@@ -549,9 +558,9 @@ async def test_tables_that_are_missing_are_said_once_and_waited_for(
     looked: list[str] = []
     require = migrations.require
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         looked.append("")
-        return require(*args)
+        return require(*args, **options)
 
     monkeypatch.setattr(migrations, "require", counted)
     monkeypatch.setattr("pgqueue.relay.relay.SCHEMA_MOST", 0.01)

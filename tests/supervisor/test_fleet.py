@@ -230,6 +230,18 @@ def broken(life: Life, times: int) -> None:
 
 
 @pytest.mark.promise("S17")
+@pytest.mark.parametrize("before", [1_023, 1_024, 1_025, 10_000, 10**9])
+def test_what_dies_for_days_is_still_started_again(before: int) -> None:
+    """Nine hours of pauses are a thousand deaths."""
+    life = Life(1)
+    life.fleet._failures = before
+    broken(life, 1)
+    assert life.fleet.not_before - life.now == pytest.approx(BACKOFF_MOST)
+    broken(life, 1)
+    assert life.fleet.not_before - life.now == pytest.approx(BACKOFF_MOST)
+
+
+@pytest.mark.promise("S17")
 @pytest.mark.parametrize("how", ["killed", "left", "max-jobs"])
 def test_the_pauses_are_of_those_that_broke_and_of_no_others(how: str) -> None:
     """One place is broken. Who works elsewhere ends no pause, and is replaced at once when it ends."""

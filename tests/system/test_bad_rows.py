@@ -53,6 +53,7 @@ async def test_a_blocked_job_that_fits_nowhere_is_put_aside(dsn: str, eyes: Eyes
             await until(eyes.is_in(id, "completed"))
         assert worker.state.phase == "running"
     assert eyes.one("SELECT count(*) FROM pgqueue.job_blocked WHERE priority NOT BETWEEN 0 AND 9") == 0
+    assert eyes.happened("failed") == eyes.states().get("failed", 0)
 
 
 # Rows of rates and limits ---------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ QUICK = """
 from pgqueue.database import sessions
 from pgqueue.worker.fetch import notifier
 sessions.ROUND_TRIP_SECONDS = 3.0
-notifier.PING_SECONDS = notifier.LEADER_PING_SECONDS = 0.3
+notifier.PING_SECONDS = 0.3
 notifier.PING_ANSWER_SECONDS = 3.0
 """
 

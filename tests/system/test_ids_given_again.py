@@ -166,7 +166,8 @@ class Application:
         [handle] = pgqueue.enqueue_many(self.conn, [job])
         if job.keys is not None and job.keys.unique is not None and not handle.created:
             [(holders, alive)] = self.conn.execute(HELD, [job.keys.unique, since]).fetchall()
-            # If a transaction is open for long, the job that held the key before may have ended since it began.
+            # The holder before counts, too, if a transaction has been open since before its end, as a worker's that
+            # advances the sequences. This application has made the next job after that end.
             assert holders >= 1 >= alive, (job.keys.unique, holders, alive)
         self.conn.commit()
         if job.keys is not None and (request := job.keys.idempotency) is not None:

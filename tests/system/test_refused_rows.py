@@ -59,6 +59,7 @@ async def test_the_row_that_no_claim_can_take_is_put_aside(dsn: str, eyes: Eyes,
         "SELECT (j.args ->> 'n')::integer, j.state, j.reason, a.outcome, a.error_type, a.message "
         "FROM pgqueue.job_dead j JOIN pgqueue.attempt a ON a.job_id = j.id ORDER BY 1"
     ) == [(n, "failed", "refused", "failed", "CheckViolation", said) for n in (40, 80)]
+    assert eyes.happened("failed") == 2
 
 
 @pytest.mark.promise("F65")
@@ -345,4 +346,27 @@ async def test_a_running_job_that_cannot_be_given_back_keeps_no_other_running(
         eyes.do("DROP FUNCTION IF EXISTS public.refuses_odd CASCADE")
         eyes.do("ALTER TABLE pgqueue.job_available DROP CONSTRAINT IF EXISTS odd")
         await (worker.services.reconciler.reconcile() if ours else worker.services.rescue.strays())
+        await until(eyes.done(60))
+
+
+@pytest.mark.promise("F133")
+@pytest.mark.parametrize("ours", [False, True], ids=["of a dead worker", "of this one"])
+async def test_many_running_jobs_that_cannot_be_given_back_keep_no_other_running(
+    dsn: str, eyes: Eyes, ours: bool
+) -> None:
+    """Naive: every try begins with the same 20 of them, and the jobs behind these are never given back."""
+    async with work(dsn, plain) as worker:
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, state, worker_id, claim, started_at, args) SELECT 'refused.plain', "
+            "'running', %s, 0, now(), jsonb_build_object('n', n) FROM generate_series(1, 60) AS n",
+            worker.worker_id if ours else 999,
+        )
+        eyes.do("ALTER TABLE pgqueue.job_available ADD CONSTRAINT odd CHECK ((args ->> 'n')::int % 2 = 0) NOT VALID")
+        again = worker.services.reconciler.reconcile if ours else worker.services.rescue.strays
+        for _ in range(30):
+            await again()
+        await until(eyes.done(30))
+        eyes.do("ALTER TABLE pgqueue.job_available DROP CONSTRAINT odd")
+        await again()
+        await again()
         await until(eyes.done(60))

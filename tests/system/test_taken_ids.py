@@ -150,6 +150,7 @@ async def test_a_rescue_whose_refused_job_cannot_be_put_aside_is_tried_again(
         eyes.do("DELETE FROM pgqueue.job_dead")
         await rescue.strays()
         assert sorted(eyes.all("SELECT task, state FROM pgqueue.job")) == [("x", "failed"), ("y", "available")]
+        assert (eyes.happened("failed"), eyes.happened("rescued")) == (1, 1)
     finally:
         for each in (session, victim, leader):
             await each.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import doctest
-import importlib
 import os
 import subprocess
 import sys
@@ -23,6 +21,8 @@ import pytest
 import sqlalchemy as sa
 from django.db import transaction as django_transaction
 from driver_kinds import django_database
+from psycopg.conninfo import make_conninfo
+from roles import create_role, drop_role
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -31,6 +31,7 @@ from pgqueue import config, testing
 from pgqueue.client.tasks import task
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.pytest_plugin import Databases
 from pgqueue.testing import (
     Clock,
     Drained,
@@ -39,16 +40,12 @@ from pgqueue.testing import (
     arun,
     assert_enqueued,
     assert_not_enqueued,
-    clock,
     drain,
     enqueued,
-    handlers,
     run,
-    wait,
 )
 
 ROOT = Path(__file__).parents[2]
-drain_module = importlib.import_module("pgqueue.testing.drain")  # the package has a function of that name
 NOON = datetime(2030, 3, 1, 12, tzinfo=UTC)
 
 at: list[Any] = []
@@ -696,11 +693,6 @@ async def test_run_an_async_task_inside_a_loop_and_on_it() -> None:
     assert [loop is asyncio.get_running_loop() for _, loop in at] == [False, True]
 
 
-@pytest.mark.parametrize("module", [handlers, drain_module, clock, wait], ids=lambda module: str(module.__name__))
-def test_the_examples_in_the_docstrings(module: Any) -> None:
-    assert doctest.testmod(module, extraglobs={"pgqueue": pgqueue}).failed == 0
-
-
 # -- The plugin -------------------------------------------------------------------------------------------------------
 
 USES = """
@@ -792,6 +784,26 @@ def pytest_in(project: Path, test: str, *options: str, **environment: str) -> su
         env=kept | {"PYTHONPATH": path} | environment,
         timeout=60,
     )
+
+
+def test_a_role_that_may_make_no_databases_is_told_which_may(dsn: str) -> None:
+    name = create_role(dsn)
+    databases = Databases(make_conninfo(dsn, user=name, password="secret"))
+    with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused, databases.copy():
+        pass
+    assert "a role that may make databases" in "".join(refused.value.__notes__)
+    databases.close()
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        drop_role(conn, name)
+
+
+def test_a_handler_that_enqueues_on_its_job_is_told_how() -> None:
+    @task(name="testing.on_its_job")
+    def on_its_job(job: pgqueue.Job) -> None:
+        greet.enqueue(job, "a")
+
+    with pytest.raises(pgqueue.UnsupportedConnection, match=r"In a handler it is job\.enqueue\(task, …\)"):
+        run(on_its_job)
 
 
 @pytest.mark.second

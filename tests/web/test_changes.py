@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, Self
 
 import httpx
 import psycopg
@@ -17,6 +18,7 @@ from pgqueue import Cron
 from pgqueue.errors import InvalidOption
 from pgqueue.web import dashboard
 from pgqueue.web.access import ACTIONS
+from pgqueue.web.pages import changes
 from pgqueue.web.pages.changes import NOTICES
 
 __all__ = ["role"]
@@ -81,6 +83,21 @@ async def test_a_button_changes_the_job_is_recorded_and_says_what_it_did(
     recorded = eyes.all("SELECT actor, count FROM pgqueue.audit")
     changed = did not in ("ended", "alive", "running", "over")
     assert recorded == ([("dashboard", 1)] if changed else [])
+
+
+@pytest.mark.promise("F145")
+async def test_a_job_starts_at_once_also_if_the_clock_of_the_dashboard_is_ahead(
+    dsn: str, eyes: Eyes, ids: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(hours=1)
+
+    monkeypatch.setattr(changes, "datetime", Ahead)
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        await press(browser, f"/jobs/{ids['scheduled']}/run-now")
+    assert now(eyes, ids["scheduled"]) == "available"
 
 
 @pytest.mark.promise("F145")

@@ -31,7 +31,7 @@ from pgqueue.testing import drain
 from pgqueue.web import connections, rendering
 from pgqueue.web.pages.job import folded
 from pgqueue.web.pages.jobs import arguments, moment
-from pgqueue.web.problems import Problem
+from pgqueue.web.problems import Problem, problem_of
 
 __all__ = ["role"]
 
@@ -103,6 +103,31 @@ async def test_every_page_of_an_empty_queue_says_what_to_do(dsn: str) -> None:
             assert isinstance(document["items"], list)
         assert "There is no job yet. Enqueue one: pgqueue enqueue" in (await page(browser, "/jobs")).text
         assert "No worker runs. Start one: pgqueue work" in (await page(browser, "/workers")).text
+
+
+@pytest.mark.promise("F80")
+async def test_pages_with_numbers_of_jobs_say_when_they_were_counted(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    pgqueue.enqueue(conn, "web.waits")
+    conn.commit()
+    async with reading(dsn) as browser:
+        for path in ("/", "/queues"):
+            assert "Jobs counted at 2" in (await page(browser, path)).text, path
+
+
+@pytest.mark.promise("F82")
+async def test_the_overview_leads_to_the_overdue_job_that_makes_a_queue_old(
+    dsn: str, conn: psycopg.Connection[Any]
+) -> None:
+    later = (
+        "INSERT INTO pgqueue.job (state, task, queue, run_at) VALUES ('scheduled', 'late', 'q', now() - interval '2 h')"
+    )
+    conn.execute(later)
+    conn.commit()
+    async with reading(dsn) as browser:
+        found = await page(browser, "/")
+        assert "has waited for 2 h, in queue q" in found.text
+        [link] = [link for link in found.links if "queue=q" in link and "available" in link]
+        assert [each["task"] for each in await items(browser, link)] == ["late"]
 
 
 @pytest.fixture
@@ -224,7 +249,7 @@ async def test_the_overview_asks_once_for_the_numbers_and_names_the_oldest_job(
         assert {each["name"] for each in found["findings"]} == {"unserved"}, "the doctor has the same numbers"
         shown = await page(browser, "/")
         assert "The oldest job that could run has waited for 3 m" in shown.text
-        assert "/jobs?queue=mail&state=available" in shown.links
+        assert "/jobs?queue=mail&state=available&state=scheduled" in shown.links
 
 
 async def test_where_no_error_is_counted_the_page_says_when_one_is(dsn: str) -> None:
@@ -807,3 +832,9 @@ async def test_the_answer_to_head_has_no_other_status(dsn: str) -> None:
     async with dashboard_of(dsn) as made, browsing(made) as browser:
         await signed_in(browser, SECRETS.reader)
         assert (await browser.head("/jobs")).status_code == 200
+
+
+def test_the_statement_that_a_server_quotes_stays_out_of_a_page(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn, pytest.raises(psycopg.errors.UndefinedColumn) as caught:
+        conn.execute("SELECT nothing FROM pgqueue.job")
+    assert problem_of(caught.value).text == 'column "nothing" does not exist'

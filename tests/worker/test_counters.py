@@ -27,6 +27,7 @@ from pgqueue.jobs.outcomes import COMPLETED, LATE, RELEASED, Failed, Problem, Re
 from pgqueue.jobs.totals import OTHERS, TASKS_MOST
 from pgqueue.worker import counters
 from pgqueue.worker.counters import Counters
+from pgqueue.worker.run import serialization_retries
 from pgqueue.worker.run.running_jobs import RunningJobs
 
 PARTS = "SELECT counts FROM pgqueue.history_part ORDER BY writer, part"
@@ -163,6 +164,14 @@ async def test_the_rest_beyond_200_tasks_is_counted_together(desk: Desk) -> None
     assert (len(counted), counted[OTHERS]["completed"]) == (TASKS_MOST + 1, 50)
 
 
+@pytest.mark.promise("F93")
+async def test_a_job_that_fails_again_is_named_once_among_the_five_of_its_group(desk: Desk) -> None:
+    problem = Problem("failed", "ValueError", "no", None, "shop.charge")
+    desk.counters.ended([(ended(id), Retried(1.0, problem)) for id in (1, 2, 3, 4, 5, 6, 3, 6, 6)])
+    [group] = desk.counters._part.failures.values()
+    assert (group.count, group.as_json("f", 0.0, "v")["ids"]) == (9, [6, 5, 4, 3, 2])
+
+
 @pytest.mark.promise("F91")
 async def test_a_part_whose_answer_was_lost_is_written_once(desk: Desk, eyes: Eyes) -> None:
     """Also after the leader has folded it, when nothing of it is left in the table of parts."""
@@ -194,12 +203,25 @@ async def test_what_cannot_be_written_stays_until_it_can(
         return await real(session, *messages, on=on)
 
     monkeypatch.setattr(Session, "run", breaks)
+    desk.counters._close()
     with pytest.raises(psycopg.OperationalError):
-        await desk.counters.write_rest()
+        await desk.counters._write()
     desk.counters.ended([(ended(2), COMPLETED)])
     lost[0] = False
     await desk.counters.write_rest()
     assert [counts[0]["completed"] for (counts,) in eyes.all(PARTS)] == [1, 1]
+
+
+@pytest.mark.promise("F91")
+async def test_a_stop_writes_the_rest_though_its_session_is_lost(desk: Desk, eyes: Eyes) -> None:
+    """As when the server was restarted while the worker was idle."""
+    desk.counters.ended([(ended(), COMPLETED)])
+    await desk.session.ready()
+    assert eyes.all(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'pgqueue fetch'"
+    )
+    await desk.counters.write_rest()
+    assert [counts[0]["completed"] for (counts,) in eyes.all(PARTS)] == [1]
 
 
 @pytest.mark.promise("F91")
@@ -225,17 +247,6 @@ async def test_an_idle_minute_writes_nothing(desk: Desk, eyes: Eyes) -> None:
 
 
 # With a worker -------------------------------------------------------------------------------------------------------
-
-
-def totals(eyes: Eyes) -> dict[str, int]:
-    """What all parts have counted."""
-    made: dict[str, int] = {}
-    for (counts,) in eyes.all(PARTS):
-        for each in counts:
-            for what, n in each.items():
-                if isinstance(n, int):
-                    made[what] = made.get(what, 0) + n
-    return made
 
 
 def put(dsn: str, made: Task[..., Any], *args: Any) -> int:
@@ -272,7 +283,7 @@ async def test_a_worker_writes_what_its_jobs_did_when_it_stops(dsn: str, eyes: E
         for each in (on_loop, transactional):
             put(dsn, each)
         await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job WHERE finished_at IS NOT NULL") == 6)
-    assert totals(eyes) == {"started": 8, "completed": 4, "failed": 1, "retried": 1, "snoozed": 1, "cancelled": 1}
+    assert eyes.totals() == {"started": 8, "completed": 4, "failed": 1, "retried": 1, "snoozed": 1, "cancelled": 1}
     [(errors,)] = eyes.all("SELECT errors FROM pgqueue.history_part")
     [group] = errors
     assert (group["task"], group["error_type"], group["count"]) == ("count.sync", "ValueError", 2)
@@ -298,12 +309,33 @@ async def test_a_job_that_runs_for_long_is_counted_as_started_at_the_end_of_its_
         put(dsn, long)
         await asyncio.to_thread(runs.wait, 30)
         await worker.services.counters.write_rest()
-        assert totals(eyes) == {"started": 1}
+        assert eyes.totals() == {"started": 1}
+        await worker.services.history_fold.round()  # a worker that leads does so at any moment
         await worker.services.counters.write_rest()
-        assert totals(eyes) == {"started": 1}
+        assert eyes.totals() == {"started": 1}
         end.set()
         await until(eyes.done(1))
-    assert totals(eyes) == {"started": 1, "completed": 1}
+    assert eyes.totals() == {"started": 1, "completed": 1}
+
+
+@pytest.mark.promise("F90")
+async def test_a_job_that_was_counted_as_started_and_is_given_back_was_interrupted(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits to run again, for the database has aborted it, when its minute ends and when its worker stops."""
+    monkeypatch.setattr(serialization_retries, "pause", lambda abort: 60.0)
+
+    @task(name="count.aborted")
+    async def aborted() -> None:
+        raise psycopg.errors.SerializationFailure
+
+    async with work(dsn, aborted) as worker:
+        put(dsn, aborted)
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.attempt WHERE outcome = 'aborted'"))
+        await worker.services.counters.write_rest()
+        assert eyes.totals() == {"started": 1}
+    assert eyes.states() == {"available": 1}
+    assert eyes.totals() == {"started": 1, "interrupted": 1}
 
 
 @pytest.mark.promise("F90")
@@ -321,7 +353,7 @@ async def test_an_outcome_that_is_fenced_is_not_counted(dsn: str, eyes: Eyes) ->
         eyes.do("DELETE FROM pgqueue.job_running WHERE id = %s", id)
         end.set()
         await until(lambda: worker.services.completer.fenced)
-    assert totals(eyes) == {}
+    assert eyes.totals() == {}
 
 
 SOURCE = """
@@ -340,12 +372,12 @@ def test_a_worker_that_is_killed_loses_the_minute_that_it_had_not_written(dsn: s
         made.enqueue(conn, n=1)
         killed.event("ran", n=1)
         killed.kill()
-        assert totals(eyes) == {}
+        assert eyes.totals() == {}
         [stopped] = all.ready()
         made.enqueue(conn, n=2)
         stopped.event("ran", n=2)
         stopped.stop()
-        assert totals(eyes)["completed"] == 1
+        assert eyes.totals()["completed"] == 1
 
 
 def test_what_is_written_can_be_read_back_whatever_a_job_has_said(desk: Desk) -> None:

@@ -1,4 +1,6 @@
-"""A job that this worker is given again does not start beside itself; one with a key and without a row is stopped."""
+"""A job that this worker is given again does not start beside itself; one with a key and without a row is stopped.
+
+A job that has waited at hand for too long goes back, for other workers."""
 
 from __future__ import annotations
 
@@ -223,3 +225,105 @@ async def compared(worker: Worker) -> None:
     ended = worker.services.fetch_session.ended
     worker.state.in_doubt()
     await until(lambda: not worker.state.doubt.is_set() and worker.services.fetch_session.ended > ended)
+
+
+# Jobs that wait at hand ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F178")
+@pytest.mark.parametrize(
+    "kind",
+    ["async", "lock", *(pytest.param(kind, marks=pytest.mark.second) for kind in ("thread", "queue", "unnotified"))],
+)
+async def test_jobs_at_hand_behind_long_ones_go_back_to_workers_with_free_slots(
+    kind: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quick jobs have made one worker take more than it has slots for. Then long ones come; another worker gets free
+    slots, and finds nothing at first."""
+    began: list[int] = []
+    go, other_go, go_in_thread = asyncio.Event(), asyncio.Event(), threading.Event()
+
+    @task(name="hand.quick")
+    async def quick() -> None: ...
+
+    @task(name="hand.blocks")
+    async def blocks() -> None:
+        await other_go.wait()
+
+    @task(name="hand.long")
+    async def long(job: Job) -> None:
+        began.append(job.id)
+        await go.wait()
+
+    @task(name="hand.thread")
+    def in_thread(job: Job) -> None:
+        began.append(job.id)
+        go_in_thread.wait(60)
+
+    queue = "own" if kind == "queue" else "default"
+
+    def new(number: int) -> Any:
+        if kind == "thread":
+            return in_thread.new()
+        return long.using(queue=queue, lock=f"customer {number}" if kind == "lock" else None).new()
+
+    if kind == "unnotified":
+        monkeypatch.setenv("PGQUEUE_NOTIFY", "off")
+    tasks = quick, blocks, long, in_thread
+    try:
+        async with work(dsn, *tasks, concurrency=10, queues=["default", "own"]) as other:
+            enqueue(dsn, *[blocks.new() for _ in range(10)])
+            await until(lambda: len(other.state.held) == 10)
+            mine = ["default", "own:2"] if kind == "queue" else ["default"]
+            async with work(dsn, *tasks, concurrency=2, queues=mine) as busy:
+                enqueue(dsn, *[quick.using(queue=queue).new() for _ in range(100)])
+                await until(eyes.done(100))
+                jobs = enqueue(dsn, *map(new, range(8)))
+                await until(lambda: len(busy.state.held) == len(jobs) and len(began) == 2)
+                other_go.set()
+                await until(lambda: len(began) == len(jobs), 10.0)
+                assert eyes.all("SELECT DISTINCT attempt, crashes FROM pgqueue.job_running") == [(1, 0)]
+                go.set()
+                go_in_thread.set()
+                await until(eyes.done(118))
+                await until(
+                    lambda: busy.state.ended_jobs + other.state.ended_jobs == 118, 5.0
+                )  # that went back: no run
+    finally:
+        go_in_thread.set()
+    assert sorted(began) == jobs
+
+
+@pytest.mark.promise("F178")
+@pytest.mark.parametrize(
+    "locked", [pytest.param(False, marks=pytest.mark.second), True], ids=["limit", "lock and limit"]
+)
+async def test_jobs_that_go_back_leave_their_places_in_a_limit_to_workers_with_free_slots(
+    locked: bool, dsn: str, eyes: Eyes
+) -> None:
+    """A worker has let in jobs up to the limit, and has slots for two. Jobs of another queue get the other places."""
+    began: list[str] = []
+    go = asyncio.Event()
+
+    @task(name="places.quick")
+    async def quick() -> None: ...
+
+    @task(name="places.long", limit=pgqueue.Limit(8, name="places"))
+    async def long(job: Job) -> None:
+        began.append(job.queue)
+        await go.wait()
+
+    def new(queue: str, number: int) -> Any:
+        return long.using(queue=queue, lock=f"{queue} {number}" if locked else None).new()
+
+    tasks = quick, long
+    async with work(dsn, *tasks, queues=["b"]), work(dsn, *tasks, queues=["a"], concurrency=2) as busy:
+        enqueue(dsn, *[quick.using(queue="a").new() for _ in range(100)])
+        await until(eyes.done(100))
+        enqueue(dsn, *[new("a", number) for number in range(8)])
+        await until(lambda: len(busy.state.held) == 8)
+        enqueue(dsn, *[new("b", number) for number in range(4)])
+        await until(lambda: sorted(began) == ["a"] * 2 + ["b"] * 4, 15.0)
+        go.set()
+        await until(eyes.done(112))
+    assert sorted(began) == ["a"] * 8 + ["b"] * 4

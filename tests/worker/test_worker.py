@@ -124,6 +124,10 @@ def test_options_are_checked_at_the_door(monkeypatch: pytest.MonkeyPatch) -> Non
         {"lease": 0},
         {"poll": 0},
         {"poll": -1},
+        {"tasks": ["says"]},
+        {"tasks": [says, print]},
+        {"tasks": says},
+        {"tasks": "says"},
     ):
         with pytest.raises(InvalidOption):
             Worker(dsn="postgresql:///x", **options)
@@ -312,6 +316,21 @@ async def test_a_row_with_the_id_of_another_is_put_aside_wherever_they_meet(dsn:
         (1001, "twin", "refused"),
         (1002, "twin", "refused"),
     ]
+    assert eyes.happened("failed") == 2
+
+
+@pytest.mark.second
+@pytest.mark.promise("F06")
+async def test_an_idle_leader_outlives_what_it_does_each_minute(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, *ALL) as worker:
+        await until(worker.services.election.leads)
+        ended = asyncio.ensure_future(worker.run())
+        done, _ = await asyncio.wait([ended], timeout=75.0)
+        assert not done
+        put(dsn, says.new("still there"))
+        await until(eyes.done(1))
+        await worker.stop(1.0)
+        await ended
 
 
 # Shutdown ------------------------------------------------------------------------------------------------------------
@@ -472,6 +491,17 @@ async def test_an_outcome_that_a_thread_finishes_at_the_very_moment_of_stop_is_w
     assert eyes.states() == {"completed": 1}
 
 
+async def test_a_worker_that_stops_as_it_starts_does_not_say_that_the_database_is_lost(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its listener was waiting for a heartbeat, which is not sent any more."""
+    for _ in range(3):
+        async with Worker(dsn=dsn, tasks=ALL):
+            pass
+    assert "is lost" not in caplog.text
+    assert eyes.all("SELECT * FROM pgqueue.worker") == []
+
+
 @pytest.mark.second
 async def test_stopping_at_any_moment_of_the_start_leaves_nothing_behind(dsn: str, eyes: Eyes) -> None:
     put(dsn, *[says.new(str(n)) for n in range(200)])
@@ -492,14 +522,15 @@ async def test_a_claim_that_is_committed_while_its_worker_leaves_is_handed_back(
         await until(lambda: worker.services.fetcher._state.claims.settled >= 1)
         real = worker.services.reconciler.reconcile
 
-        async def reconcile() -> None:
+        async def reconcile() -> bool:
             worker.services.reconciler.reconcile = real  # type: ignore[method-assign]
-            await real()
+            sure = await real()
             eyes.do(
                 "INSERT INTO pgqueue.job (state, task, worker_id, claim, attempt, started_at) "
                 "VALUES ('running', 'x', %s, 1, 1, now())",
                 worker.worker_id,
             )
+            return sure
 
         worker.services.reconciler.reconcile = reconcile  # type: ignore[method-assign]
         assert await worker.stop(0.0) == 0
@@ -565,6 +596,20 @@ async def test_half_a_worker_gives_no_sign_of_life_and_another_runs_its_jobs(dsn
             stage.go.set()
             await until(eyes.done(2))
             assert eyes.all("SELECT DISTINCT worker_id FROM pgqueue.job_done") == [(other.worker_id,)]
+
+
+@pytest.mark.parametrize("service", ["fetcher", "completer", "notifier", "scheduler"])
+async def test_a_service_that_the_application_cancels_ends_the_worker(
+    service: str, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A shutdown of the application's own may cancel all tasks of the loop. Half a worker must not look alive."""
+    async with work(dsn, *ALL) as worker:
+        [task] = [task for task in asyncio.all_tasks() if task.get_name() == f"pgqueue-{service}"]
+        task.cancel()
+        with pytest.raises(RuntimeError, match="cancels tasks that are not its own"):
+            await asyncio.wait_for(worker.run(), 30)
+        assert worker.state.phase == "quiet"
+    assert f"pgqueue-{service} failed for good" in caplog.text
 
 
 async def test_a_second_row_of_a_running_job_does_not_end_the_worker(dsn: str, eyes: Eyes) -> None:

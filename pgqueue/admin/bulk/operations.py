@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from pgqueue.admin.actions import BY_HAND, DEAD, DONE, ENDED, LIVE, checked_reason
+from pgqueue.admin.actions import BY_HAND, DEAD, DONE, ENDED, LIVE, WAITING, checked_reason
 from pgqueue.admin.depth import Count
 from pgqueue.admin.filters import RETRYING, Filter, filtered
 from pgqueue.config import client
@@ -26,9 +26,8 @@ from pgqueue.errors import BulkNotFound, InvalidOption
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.durations import seconds
 from pgqueue.jobs.validation import aware
-from pgqueue.options import checks_options
+from pgqueue.options import HIGHEST_ID, check_limit, checks_options
 
-WAITING = ("available", "scheduled", "blocked")
 STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cancel": (LIVE, (RETRYING,)),
     "retry": (DEAD, DONE),
@@ -39,7 +38,6 @@ STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 LOOKED_MOST = 10_000
 """A preview looks at so many rows, and at as many again for an estimate."""
 LIMIT_MOST = 1_000
-HIGHEST_ID = 2**63 - 1
 
 _PACE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*/\s*(s|second|m|minute|h|hour)")
 _UNITS = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
@@ -296,9 +294,7 @@ def _getting(id: int) -> Statement[Bulk]:
 
 
 def _listing(limit: int, before: int | None) -> Statement[list[Bulk]]:
-    if _whole(limit, "limit", 1) > LIMIT_MOST:
-        raise InvalidOption(f"limit {limit!r}: give a whole number from 1 to {LIMIT_MOST}")
-    params = {"n": limit, "before": None if before is None else _whole(before, "before", 1)}
+    params = {"n": check_limit(limit, LIMIT_MOST), "before": None if before is None else _whole(before, "before", 1)}
     return Statement(text("bulk_list", client()[0]), params, lambda rows: [_read(row) for row in rows])
 
 

@@ -92,12 +92,12 @@ def claiming(schema: str, holder: str, bulk: int | None = None) -> Statement[Cla
 
 
 def size_of(pace: float | None) -> int:
-    """The jobs of a step: those of a second, if the pace is slow.
+    """The jobs of a step: those of a second, or an equal part of them. So the steps of a second are no more jobs.
 
-    >>> size_of(None), size_of(50.0), size_of(0.1)
-    (1000, 50, 1)
+    >>> size_of(None), size_of(50.0), size_of(0.1), size_of(1_500.0)
+    (1000, 50, 1, 750)
     """
-    return STEP_MOST if pace is None else max(1, min(STEP_MOST, ceil(pace)))
+    return STEP_MOST if pace is None else ceil(pace / ceil(pace / STEP_MOST))
 
 
 class Steps:

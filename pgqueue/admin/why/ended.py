@@ -15,7 +15,10 @@ _MEANS = {
     "refused": "no worker or server could take it",
     "arguments": "its arguments do not fit the task",
 }
-"""What the reasons mean that pgqueue itself gives. Any other text is of the handler, or of an operator."""
+"""What the reasons mean that pgqueue itself gives. Any other text is of the handler, or of an operator. So is a reason
+to cancel a job whose deadline has not passed."""
+SAID_MOST = 300
+"""The error of the last attempt is cut to so many characters; `pgqueue jobs ID` has all of it."""
 
 
 def reasons(job: JobInfo, by: Sequence[Facts]) -> list[Reason]:
@@ -38,12 +41,24 @@ def reasons(job: JobInfo, by: Sequence[Facts]) -> list[Reason]:
     if job.state == "skipped":
         text += f": another job had its lock {job.lock_key!r}" if job.lock_key else ""
     elif job.reason:
-        text += f": {job.reason}" + (f" ({_MEANS[job.reason]})" if job.reason in _MEANS else "")
+        text += f": {job.reason}" + (f" ({_MEANS[job.reason]})" if _is_ours(job) else "")
     if job.attempt and job.state != "skipped":
         text += f"; attempt {job.attempt}" + (f" of {job.max_attempts}" if job.max_attempts else "")
     if job.attempts and job.state in ("failed", "cancelled"):
         last = job.attempts[-1]
         details |= {"outcome": last.outcome, "error_type": last.error_type, "message": last.message}
         said = ": ".join(part for part in (last.error_type, last.message) if part)
-        text += f"; the last one: {last.outcome}" + (f" ({said[:300]})" if said else "")
+        text += f"; the last one: {last.outcome}" + (f" ({_cut(said)})" if said else "")
     return [Reason(job.state, text, job.finished_at, details)]
+
+
+def _is_ours(job: JobInfo) -> bool:
+    """Whether pgqueue itself has given the reason."""
+    if job.state != "cancelled":
+        return job.reason in _MEANS
+    late = job.deadline is not None and job.finished_at is not None and job.deadline <= job.finished_at
+    return job.reason == "deadline" and late
+
+
+def _cut(said: str) -> str:
+    return said if len(said) <= SAID_MOST else f"{said[: SAID_MOST - 1].rstrip()}…"

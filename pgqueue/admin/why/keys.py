@@ -49,7 +49,7 @@ def _lock(job: JobInfo, name: str, facts: Facts, now: datetime) -> list[Reason]:
     if held < most and not facts["before"]:
         return []
     details = {"key": name, "most": most, "holders": held, **_place_in_line(job, facts)}
-    return [_held("lock", f"lock {name!r}", facts, now, details)]
+    return [_held(job, "lock", f"lock {name!r}", facts, now, details)]
 
 
 def _limit(job: JobInfo, name: str, facts: Facts, now: datetime) -> list[Reason]:
@@ -62,22 +62,26 @@ def _limit(job: JobInfo, name: str, facts: Facts, now: datetime) -> list[Reason]
     details = {"name": name, "most": most, "holders": held, **_place_in_line(job, facts)}
     if not most:
         return [Reason("limit", f"limit {name!r} is 0: no job is let in", None, details)]
-    return [_held("limit", f"limit {name!r}", facts, now, details)]
+    return [_held(job, "limit", f"limit {name!r}", facts, now, details)]
 
 
-def _held(code: str, what: str, facts: Facts, now: datetime, details: dict[str, object]) -> Reason:
+def _held(job: JobInfo, code: str, what: str, facts: Facts, now: datetime, details: dict[str, object]) -> Reason:
     holders, most, place = holders_of(facts["holders"]), facts["most"], facts["before"] + 1
     held = len(facts["holders"])
     since = next((holder.since for holder in holders if holder.since is not None), None)
     if held < most:
         text = f"{what} has room"
+    elif held > most:
+        text = f"{what} is held by {held:,} jobs, and {most:,} may: {', '.join(map(str, holders[:3]))}"
+        text += ", …" if held > 3 else ""
     elif most == 1 and holders:
         text = f"{what} is held by {holders[0]}"
         text += f" for {lasting((now - since).total_seconds())}" if since else f", which is {_later(holders[0].state)}"
     else:
         text = f"{what} is held by {held:,} of {most:,}" + (f": {', '.join(map(str, holders[:3]))}" if holders else "")
         text += ", …" if held > 3 else ""
-    text += f"; the job is {_ordinal(place, facts['whole'])} in line"
+    # A job that has not asked for the key is not in line yet, and may never be: its task may say `skip`.
+    text += f"; the job {'is' if job.state == 'blocked' else 'would be'} {_ordinal(place, facts['whole'])} in line"
     return Reason(code, text, since, details, holders)
 
 

@@ -3,7 +3,8 @@
 The order of ids is nearly that of enqueues, so the next job that is there tells when this one was enqueued.
 
 1. An id above the last that the sequence gave was never given.
-2. Else its transaction may be open: one that has written, and began before the next job was enqueued.
+2. Else its transaction may be open: one that has written, and began before the next job was enqueued. When a prepared
+   transaction began is not known, only when it was prepared, which may be later.
 3. It may have been removed with history: only if that next job was enqueued longer ago than ended jobs are kept.
 4. What is left is a transaction that was rolled back, a job that was discarded, or a row that was deleted by hand.
 """
@@ -28,7 +29,7 @@ def _open(facts: Facts) -> list[Reason]:
     found = [
         each
         for each in facts["open"]
-        if after is None or (since := shown.moment(each["since"])) is None or since <= after
+        if after is None or each["pid"] is None or (since := shown.moment(each["since"])) is None or since <= after
     ]
     if not found:
         return []

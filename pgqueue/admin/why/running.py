@@ -100,7 +100,8 @@ def _sessions(sessions: list[Facts], now: datetime) -> list[Reason]:
 
 
 def _waits(session: Facts) -> str:
-    return f"a lock ({session['wait']})" if session["wait_type"] == "Lock" else f"{session['wait']}"
+    """A role that may not see the session learns which session holds the lock, and not what the lock is."""
+    return f"a lock ({session['wait']})" if session["wait"] else "a lock"
 
 
 def _standing(session: Session, now: datetime) -> str:

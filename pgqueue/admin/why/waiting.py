@@ -45,19 +45,35 @@ def until_a_slot(job: JobInfo, facts: Facts) -> list[Reason]:
     return [*found, *_room(job, able, facts, now)]
 
 
-def lane(job: JobInfo, n: int, whole: bool, pace: float | None) -> list[Reason]:
-    """The jobs of its queue that a claim takes before it; `pace`: how many start in a second."""
-    if not n:
+def lane(job: JobInfo, n: int, urgent: int, whole: bool, pace: float | None) -> list[Reason]:
+    """The jobs that a claim takes before it: of its queue, of which `pace` start in a second, and `urgent` others."""
+    if not n and not urgent:
         return []
-    jobs = plural(n, "job", "jobs", counted(n, whole, BEHIND_MOST))
-    text = f"{jobs} of queue {job.queue!r} {'comes' if n == 1 else 'come'} before it, by priority and age"
-    exact = whole and n <= BEHIND_MOST
+    said = []
+    if n:
+        said.append(f"{plural(n, 'job', 'jobs', counted(n, whole, BEHIND_MOST))} of queue {job.queue!r}")
+    if urgent:
+        jobs = plural(urgent, "more urgent job", "more urgent jobs", counted(urgent, whole, BEHIND_MOST))
+        said.append(f"{jobs} of other queues")
+    text = f"{' and '.join(said)} {'comes' if n + urgent == 1 else 'come'} before it, by priority and age"
+    exact = whole and max(n, urgent) <= BEHIND_MOST
     details: dict[str, object] = {"jobs": min(n, BEHIND_MOST), "exact": exact, "queue": job.queue}
-    if pace:
+    details["urgent"] = min(urgent, BEHIND_MOST)
+    if n and pace:
         seconds = min(n, BEHIND_MOST) / pace
         details |= {"pace": pace, "seconds": seconds}
         text += f"; at the present pace that takes {'about' if exact else 'at least'} {lasting(seconds)}"
     return [Reason("behind", text, details=details)]
+
+
+def nothing(read_all: bool) -> Reason:
+    """No rule holds the job back, as far as jobs before it were looked for."""
+    if read_all:
+        return Reason(
+            "about_to_run", "nothing holds it back: a worker takes it with its next claim", details={"exact": True}
+        )
+    text = "nothing that was found holds it back; not all jobs that may come before it were looked at"
+    return Reason("about_to_run", text, details={"exact": False})
 
 
 def is_unserved(found: Iterable[Reason]) -> bool:
@@ -149,31 +165,46 @@ def _unserved(job: JobInfo, workers: Sequence[Facts]) -> Reason:
         text = f"none of the {len(live)} live workers of queue {job.queue!r} knows task {job.task!r}"
         if len(live) == 1:
             text = f"the live worker of queue {job.queue!r} does not know task {job.task!r}"
-        return Reason("unknown_task", text, None, {**details, "task": job.task})
-    text = f"no live worker serves queue {job.queue!r}"
+        more, numbers = _away([worker for worker in workers if worker["knows"]], "that knows it", "that know it")
+        return Reason("unknown_task", text + more, None, {**details, "task": job.task, **numbers})
+    more, numbers = _away(workers, "of its workers", "of its workers")
+    return Reason("no_worker", f"no live worker serves queue {job.queue!r}{more}", None, {**details, **numbers})
+
+
+def _away(workers: Sequence[Facts], one: str, many: str) -> tuple[str, dict[str, object]]:
+    """What is said of workers that are not live: how many are quiet, and how many silent."""
+    text = ""
     quiet = [worker for worker in workers if worker["state"] not in _TAKES]
     silent = [worker for worker in workers if worker["state"] in _TAKES]
     if quiet:
-        takes = plural(len(quiet), "of its workers takes", "of its workers take")
+        takes = plural(len(quiet), f"{one} takes", f"{many} take")
         text += f"; {takes} no new jobs ({_processes(quiet)})"
     if silent:
         oldest = max(worker["beat_age"] for worker in silent)
-        gives = plural(len(silent), "gives", "give")
+        gives = plural(len(silent), f"{one} gives", f"{many} give")
         text += f"; {gives} no sign of life for up to {lasting(oldest)} ({_processes(silent)})"
-    return Reason("no_worker", text, None, {**details, "quiet": len(quiet), "silent": len(silent)})
+    return text, {"quiet": len(quiet), "silent": len(silent)}
 
 
-def _slots(job: JobInfo, able: Sequence[Facts], held: Sequence[Facts], now: datetime) -> list[Reason]:
-    """All slots of all able workers are busy. One worker with a free slot, and the rule does not hold."""
-    slots = 0
+def _slots(job: JobInfo, able: Sequence[Facts], facts: Facts, now: datetime) -> list[Reason]:
+    """All slots of all able workers are busy. One worker with a free slot, and the rule does not hold.
+
+    If a worker runs a poison job alone, no other job has a slot there.
+    """
+    slots = taken = 0
     busy: list[Facts] = []
+    alone: list[Facts] = []
     for worker in able:
-        mine = [each for each in held if each["worker_id"] == worker["id"] and _shares(job, worker, each)]
+        held = [each for each in facts["held"] if each["worker_id"] == worker["id"]]
+        mine = [{**each, **_place(worker)} for each in held if _shares(job, worker, each)]
         number = _slot_number(worker) - worker["lost"]
-        if len(mine) < number:
+        n, apart = _taken(worker, mine, facts), [{**each, **_place(worker)} for each in held if each["crashes"] > 1]
+        if n < number and not apart:
             return []
         slots += max(number, 0)
-        busy += [{**each, **_place(worker)} for each in mine]
+        taken += len(apart) or n
+        busy += apart or mine
+        alone += apart
     busy.sort(key=lambda each: (each["since"], each["id"]))
     holders = holders_of(busy)
     workers = "its worker" if len(able) == 1 else f"{len(able)} workers"
@@ -181,8 +212,10 @@ def _slots(job: JobInfo, able: Sequence[Facts], held: Sequence[Facts], now: date
     since = holders[0].since if holders else None
     if since is not None:
         text += f"; {holders[0]} has run for {lasting((now - since).total_seconds())}"
-        more = len(busy) - 1
-        text += f", and {more} more" if more else ""
+        more = taken - 1
+        text += f", and {more:,} more" if more else ""
+    if alone:
+        text += f"; no other job runs beside job {alone[0]['id']}, for workers died under it"
     lost = sum(worker["lost"] for worker in able)
     if lost:
         text += f"; {plural(lost, 'slot is', 'slots are')} lost to handlers that did not stop"
@@ -196,7 +229,7 @@ def _room(job: JobInfo, able: Sequence[Facts], facts: Facts, now: datetime) -> l
     others = [worker for worker in able if worker["id"] not in in_the_way]
     if crashes > 1 and not others:  # it waits for more than a slot
         return [_poison(crashes, in_the_way)]
-    busy = _slots(job, others or able, held, now)
+    busy = _slots(job, others or able, facts, now)
     if not in_the_way or (others and not busy):
         return busy
     return [_poison(crashes, in_the_way), *busy]
@@ -227,6 +260,13 @@ def _poison(crashes: int, in_the_way: Mapping[int, Sequence[Facts]]) -> Reason:
 
 def _live(worker: Facts) -> bool:
     return worker["state"] in _TAKES and worker["beat_age"] < worker["lease"]
+
+
+def _taken(worker: Facts, mine: Sequence[Facts], facts: Facts) -> int:
+    """How many of its slots have a job. If not all of its jobs were read, the worker's last heartbeat says it."""
+    if (worker["looked"] and facts["whole"]) or worker["slots"] or worker["apart"]:
+        return len(mine)
+    return max(len(mine), int(worker["running"]))
 
 
 def _slot_number(worker: Facts) -> int:

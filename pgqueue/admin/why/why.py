@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pgqueue.admin.actions import WAITING
 from pgqueue.admin.audit import BULKS_MOST
 from pgqueue.admin.queries import JobInfo, read_one
 from pgqueue.admin.why import ended, keys, missing, running, waiting
@@ -24,13 +25,13 @@ from pgqueue.config import config
 from pgqueue.database import shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.errors import SchemaBehind
 from pgqueue.options import check_id, checks_options
 
 ROUNDS = 5
 """How often a job that keeps moving is looked at."""
 RECORDS_MOST = 100
 """The newest records of a job that are read."""
-WAITING = ("available", "scheduled", "blocked")
 
 
 @checks_options
@@ -76,21 +77,28 @@ def explaining(id: int) -> Steps[Why]:
 def _waiting(job: JobInfo, schema: str) -> Steps[Why | None]:
     """The answer for a waiting job; None if it has moved."""
     facts = yield from _asked("why_waiting", schema, id=job.id, queue=job.queue, task=job.task)
+    if "whole" not in facts:  # answered by the function of an earlier schema
+        raise SchemaBehind(f"schema {schema!r} of this database is older than this pgqueue: run `pgqueue migrate`")
     place = facts["place"]
     if place is None or place["state"] != job.state:
         return None
-    found = waiting.until_a_slot(job, facts)
+    found, read_all = waiting.until_a_slot(job, facts), True
     if waiting.is_unserved(found):
         names = yield from _asked("why_names", schema)
         found = waiting.with_close_names(job, found, names)
     if job.state == "available":
-        [(n, whole, pace)] = yield Statement(text("why_lane", schema), {"id": job.id}, list)
-        found += waiting.lane(job, n, whole is not False, pace)
+        [(n, whole, pace, urgent)] = yield Statement(text("why_lane", schema), {"id": job.id}, list)
+        if whole is None:
+            return None
+        found += waiting.lane(job, n, urgent, whole, pace)
+        read_all = whole
     for key in keys.wanted(job, holds=place["holds"]):
         params = {"id": job.id, "rank": place["rank"], "key": key, "lock_limit": place["lock_limit"] or 1}
-        found += keys.reasons(job, key, (yield from _asked("why_key", schema, **params)))
+        said = yield from _asked("why_key", schema, **params)
+        found += keys.reasons(job, key, said)
+        read_all = read_all and said["whole"]
     if not found:
-        found = [Reason("about_to_run", "nothing holds it back: a worker takes it with its next claim")]
+        found = [waiting.nothing(read_all)]
     return _answer(job.id, job, found, facts)
 
 

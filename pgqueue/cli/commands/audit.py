@@ -11,8 +11,9 @@ import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Moment, as_json, database
+from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import table
+from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ IDS_MOST = 5
 
 
 @click.command("audit")
-@click.option("--job", metavar="ID", type=click.IntRange(1, (1 << 63) - 1), help="Only what changed this job.")
+@click.option("--job", metavar="ID", type=Whole(1, HIGHEST_ID), help="Only what changed this job.")
 @click.option("--by", metavar="NAME", help="Only what this actor did.")
 @click.option("--action", metavar="ACTION", help="Only this, such as cancel, pause, 'limits set'.")
 @click.option("--since", type=Moment(ago=True), metavar="TIME", help="Only since then, also as 2h: 2 hours ago.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="So many, the newest.")
+@click.option("--limit", type=Whole(1, 10_000), default=50, show_default=True, help="So many, the newest.")
 @as_json
 @database
 def command(
@@ -47,7 +48,7 @@ def command(
 
     if job is not None and (by or action or since):
         raise click.UsageError("give --job, or the other filters")
-    with connected("audit") as conn:
+    with connected("audit", needs="read") as conn:
         found = audit.audit(conn, job=job, actor=by, action=action, since=since, limit=limit)
     click.echo(document(found) if as_json else "\n".join(_screen(found)))
 

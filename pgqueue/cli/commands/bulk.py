@@ -12,21 +12,19 @@ from pgqueue.cli.bulk_progress import Progress, follow, summary
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.groups import Group
-from pgqueue.cli.job_filter import ask
+from pgqueue.cli.job_filter import DEAD, DONE, LIVE, ask
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Duration, Moment, actor, as_json, database
+from pgqueue.cli.options import Duration, Moment, Whole, actor, as_json, database
 from pgqueue.cli.tables import span, table
+from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.bulk.operations import Bulk, BulkPreview
 
 F = TypeVar("F", bound=Callable[..., Any])
-LIVE = ("available", "scheduled", "blocked", "running")
-DEAD = ("failed", "cancelled")
-DONE = ("completed", "skipped")
 IDS_MOST = 10
-ID = click.IntRange(1, (1 << 63) - 1)
+ID = Whole(1, HIGHEST_ID)
 
 
 @click.group("bulk", cls=Group, invoke_without_command=True)
@@ -69,7 +67,7 @@ def show(id: int, wait: bool, as_json: bool) -> None:
     """
     from pgqueue.admin.bulk import operations
 
-    with connected("bulk") as conn:
+    with connected("bulk", needs="operate" if wait else "read") as conn:
         found = follow(conn, id, Progress()) if wait else operations.get_bulk(conn, id)
     _print(found, as_json)
 
@@ -172,7 +170,7 @@ def _act(action: str, given: dict[str, Any]) -> None:
     from pgqueue.cli import known_names
 
     as_json, yes, detach = (given.pop(name) for name in ("as_json", "yes", "detach"))
-    asked = {name: value for name, value in given.items() if value not in (None, (), False)}
+    asked = {name: value for name, value in given.items() if value is not None and value is not False and value != ()}
     chosen: dict[str, Any] = {
         name: asked[name] for name in ("state", "queue", "task", "older_than", "again") if name in asked
     }

@@ -6,10 +6,8 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import Chosen, act, filters
+from pgqueue.cli.job_filter import LIVE, Chosen, act, filters
 from pgqueue.cli.options import actor, as_json, database
-
-LIVE = ("available", "scheduled", "blocked", "running")
 
 
 @click.command("cancel")

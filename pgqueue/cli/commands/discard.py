@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import Chosen, act, filters
+from pgqueue.cli.job_filter import DEAD, DONE, Chosen, act, filters
 from pgqueue.cli.options import Duration, actor, as_json, database
 
-ENDED = ("completed", "skipped", "failed", "cancelled")
+ENDED = (*DONE, *DEAD)
 
 
 @click.command("discard")

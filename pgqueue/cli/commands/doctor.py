@@ -12,6 +12,7 @@ from pgqueue.cli.database import reading
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
+from pgqueue.cli.queue_table import counted
 from pgqueue.cli.tables import span, table, width
 from pgqueue.plain_text import plain
 
@@ -39,7 +40,7 @@ def command(as_json: bool) -> None:
     with reading("doctor") as conn:
         found = doctor.doctor(conn)
     if as_json:
-        click.echo(document(found.findings, reasons=found.reasons))
+        click.echo(document(found.findings, reasons=found.reasons, at=found.at, counted_at=found.counted_at))
     else:
         click.echo("\n".join(_screen(found)))
     if found.findings:
@@ -50,6 +51,8 @@ def _screen(found: Diagnosis) -> Iterator[str]:
     if found.reasons:
         rows = [[each.jobs, each.state, each.reason] for each in found.reasons]
         yield from table(["JOBS", "STATE", "REASON"], rows, right="JOBS")
+        if found.at is not None and found.counted_at is not None:
+            yield from counted(found.counted_at, found.at)
         yield ""
     if not found.findings:
         yield "No finding."

@@ -64,7 +64,7 @@ def command(
         task = task.using(unique=lambda **arguments: unique)
     task = task.using(idempotency_key=idempotency_key)
     new = task.new(**arguments_of(arguments))
-    with connected("enqueue", check=False) as conn:
+    with connected("enqueue", check=False, needs="enqueue") as conn:
         [handle] = pgqueue.enqueue_many(conn, [new])
         known_names.warn(conn, queue, name)
     click.echo(document([{"id": handle.id, "created": handle.created}]) if as_json else handle.id)

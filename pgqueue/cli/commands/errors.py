@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from pgqueue.cli.database import reading
+from pgqueue.cli.database import clock, reading
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Moment, as_json, database
+from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import span, table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--since", type=Moment(ago=True), help="That occurred at this time or later: 2h, 3d, an ISO time.")
 @click.option("--queue", "-q", metavar="NAME", help="Only of this queue.")
 @click.option("--task", "-t", metavar="NAME", help="Only of this task.")
-@click.option("--limit", type=click.IntRange(1, 2_000), default=20, show_default=True, help="How many groups at most.")
+@click.option("--limit", type=Whole(1, 2_000), default=20, show_default=True, help="How many groups at most.")
 @as_json
 @database
 def command(since: datetime | None, queue: str | None, task: str | None, limit: int, as_json: bool) -> None:
@@ -42,17 +42,17 @@ def command(since: datetime | None, queue: str | None, task: str | None, limit: 
 
     with reading("errors") as conn:
         found = error_groups.error_groups(conn, queue=queue, task=task, since=since, limit=limit)
+        now = clock(conn)
     if as_json:
         click.echo(document(found))
     elif found:
-        click.echo("\n".join(_screen(found)))
+        click.echo("\n".join(_screen(found, now)))
     else:
         click.echo("Nothing is counted as failed in this time. A failure is counted here about two minutes after it.")
         click.echo("Until then it is among the jobs: pgqueue jobs --state failed --state retrying")
 
 
-def _screen(found: Sequence[ErrorGroup]) -> list[str]:
-    now = datetime.now(UTC)
+def _screen(found: Sequence[ErrorGroup], now: datetime) -> list[str]:
     rows = [
         [
             group.count,

@@ -54,9 +54,9 @@ def command(role: str, kind: str, outbox: bool, sql: bool, as_json: bool) -> Non
         printed = grants.as_sql(role, rights, schema)
         click.echo(document([{"sql": printed}]) if as_json else printed, nl=as_json)
         return
-    with connected("grants", check=rights not in grants.OUTBOX_KINDS) as conn:
+    with connected("grants", check=rights not in grants.OUTBOX_KINDS, needs="own") as conn:
         if rights in grants.OUTBOX_KINDS:
-            migrations.require(conn, schema, migrations.OUTBOX)
+            migrations.require(conn, schema, migrations.OUTBOX, needs="own")
         grants.grant(conn, role, rights, schema)
         done = {"role": role, "for": kind, "schema": schema, "database": place(conn)}
         said = f"{role} may {kind} in schema {schema} of {place(conn)}"

@@ -32,7 +32,7 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
     """
     from pgqueue.admin.health import health, up
 
-    with connected("health", check=False) as conn:
+    with connected("health", check=False, needs="read") as conn:
         found = health(conn, host) if host else health(conn, socket.gethostname(), since=up())
     good = found.ready if ready else found.well
     if as_json:

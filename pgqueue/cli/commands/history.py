@@ -12,7 +12,7 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, as_json, database
-from pgqueue.cli.tables import fitting, span, table, width
+from pgqueue.cli.tables import NARROWEST, fits, fitting, span, table, width
 from pgqueue.plain_text import plural
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 SHOWN_MOST = 100
 NUMBERS = {
     "all": "STARTED DONE FAILED RETRIED OTHER WAIT RUN WAITING OLDEST",
-    "queue": "STARTED DONE FAILED WAIT RUN WAITING OLDEST",
+    "queue": "STARTED DONE FAILED RETRIED OTHER WAIT RUN WAITING OLDEST",
     "task": "STARTED DONE FAILED RETRIED OTHER WAIT RUN",
 }
-"""The columns behind the names, as many as fit 80 characters."""
+"""The columns behind the names."""
+LESS_WANTED = frozenset({"RETRIED", "OTHER"})
+"""Left out on a terminal that is too narrow: else the times would be cut."""
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -86,9 +88,15 @@ def _screen(found: Sequence[HistoryRow], by: str) -> list[str]:
     heads = ["AT", *(["QUEUE"] if by != "all" else []), *(["TASK"] if by == "task" else [])]
     rows = [{"AT": f"{row.at.astimezone(UTC):%m-%d %H:%M}", **_cells(row)} for row in newest[::-1]]
     numbers = NUMBERS[by].split()
+    if not fits([*(NARROWEST for _ in heads[1:]), *(_widest(head, rows) for head in ("AT", *numbers))]):
+        numbers = [head for head in numbers if head not in LESS_WANTED]
     cells = [[row[head] for head in (*heads, *numbers)] for row in rows]
     lines = table([*heads, *numbers], cells, right=" ".join(numbers), gives=" ".join(heads[:0:-1]))
     return [*lines, f"… {plural(more, 'older one', 'older ones')}; --json shows all"] if more else lines
+
+
+def _widest(head: str, rows: Sequence[dict[str, object]]) -> int:
+    return max(len(str(cell)) for cell in (head, *(row[head] for row in rows)))
 
 
 def _cells(row: HistoryRow) -> dict[str, object]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pgqueue.admin.queries import ASKED
-from pgqueue.cli.database import reading
+from pgqueue.cli.database import clock, reading
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Moment, as_json, database
+from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import span, table, width
 from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plain_json, plain_lines, plural
@@ -35,7 +35,7 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("jobs")
-@click.argument("id", type=click.IntRange(1), required=False)
+@click.argument("id", type=Whole(1), required=False)
 @click.option(
     "--state",
     "states",
@@ -50,15 +50,13 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Only with this argument; VALUE as JSON or text."
 )
-@click.option(
-    "--worker", metavar="ID", type=click.IntRange(1, HIGHEST_ID), help="Only what ran or runs on this worker."
-)
+@click.option("--worker", metavar="ID", type=Whole(1, HIGHEST_ID), help="Only what ran or runs on this worker.")
 @click.option("--error-type", metavar="NAME", help="Only with an attempt that failed with this exception.")
 @click.option("--error", metavar="TEXT", help="Only with this in the reason or in the error of an attempt.")
 @click.option("--since", type=Moment(ago=True), help="Only enqueued since then; 2h is two hours ago.")
 @click.option("--until", type=Moment(ago=True), help="Only enqueued before then.")
 @click.option("--after", metavar="PLACE", type=Place(), help="Go on behind this place: what a list has said.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="List at most this many.")
+@click.option("--limit", type=Whole(1, 10_000), default=20, show_default=True, help="List at most this many.")
 @as_json
 @database
 def command(
@@ -119,6 +117,7 @@ def _list(asked: Criteria, as_json: bool) -> None:
 
     with reading("jobs") as conn:
         page = queries.search(conn, **asked)
+        now = clock(conn)
         if not page.jobs and (queue := asked.get("queue")):
             known_names.warn(conn, queue, asked.get("task"))
     if as_json:
@@ -126,14 +125,13 @@ def _list(asked: Criteria, as_json: bool) -> None:
         click.echo(document(jobs, searched=page.searched, complete=page.complete, after=page.after))
         return
     if page.jobs:
-        click.echo("\n".join(_rows(page)))
+        click.echo("\n".join(_rows(page, now)))
     note = _note(page)
     if note:
         click.echo(note, err=True)
 
 
-def _rows(page: Page) -> list[str]:
-    now = datetime.now(UTC)
+def _rows(page: Page, now: datetime) -> list[str]:
     rows = [[job.id, job.state, job.queue, job.task, _attempts(job), _when(job, now)] for job in page.jobs]
     heads = ["ID", "STATE", "QUEUE", "TASK", "ATTEMPT", "WHEN"]
     return table(heads, rows, right="ID ATTEMPT", gives="TASK QUEUE")

@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import connected, place
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import Whole, as_json, database
 from pgqueue.config import config
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command("migrate")
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if a migration is missing.")
 @click.option("--sql", is_flag=True, help="Print the SQL of all migrations; needs no database. Apply with psql -1 -f.")
-@click.option("--from", "from_version", type=click.IntRange(0), default=0, help="With --sql: leave out up to this one.")
+@click.option("--from", "from_version", type=Whole(0), default=0, help="With --sql: leave out up to this one.")
 @click.option("--outbox", is_flag=True, help="The outbox of an application's database, instead of the queue.")
 @as_json
 @database
@@ -64,8 +64,8 @@ def _print(line: Line, from_version: int, as_json: bool) -> None:
 def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
     from pgqueue.database import migrations
 
-    with connected("migrate", check=False) as conn:
-        standing = migrations.check(conn, config().schema, line)
+    with connected("migrate", check=False, needs="read") as conn:
+        standing = migrations.check(conn, config().schema, line, needs=None if line.option else "read")
         database = place(conn)
     where = f"{'the outbox in ' if line.option else ''}schema {config().schema} of {database}"
     if as_json:
@@ -73,9 +73,10 @@ def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
         lists = {"applied": applied, "pending": standing.pending, "unknown": standing.unknown}
         click.echo(document([now | {name: list(map(str, each)) for name, each in lists.items()}]))
     elif standing.pending:
-        click.echo(f"{where} is at version {standing.version} and lacks {', '.join(map(str, standing.pending))}")
+        click.echo(f"{where} is at version {standing.version} and lacks {migrations.named(standing.pending)}")
     else:
         newer = f"; {len(standing.unknown)} newer than this pgqueue" if standing.unknown else ""
+        newer += ", which cannot work with them" if any(row.breaking for row in standing.unknown) else ""
         click.echo(f"{where} is at version {standing.version}: nothing to do{newer}")
     if standing.pending:
         raise click.exceptions.Exit(NO)
@@ -84,7 +85,7 @@ def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
 def _migrate(line: Line, as_json: bool) -> None:
     from pgqueue.database import migrations
 
-    with connected("migrate", check=False) as conn:
+    with connected("migrate", check=False, needs="own") as conn:
         applied = migrations.migrate(conn, line=line)
     for file in [] if as_json else applied:
         click.echo(f"applied {file}")

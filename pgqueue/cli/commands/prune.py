@@ -49,7 +49,7 @@ def command(everything: bool, as_json: bool) -> None:
       pgqueue prune
       pgqueue prune --all
     """
-    with connected("prune") as conn:
+    with connected("prune", needs="work") as conn:
         results = [(ring, _advance(conn, ring, everything)) for ring in _rings(conn)]
     if as_json:
         click.echo(document(asdict(ring) | {"result": result} for ring, result in results))

@@ -9,19 +9,13 @@ import click
 
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import app_dir, as_json, database
 from pgqueue.cli.queue_table import counted, pauses, queue_table
 
 
 @click.command("queues")
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
-@click.option(
-    "--app-dir",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default=True,
-    help="The directory where modules are looked for first.",
-)
+@app_dir
 @as_json
 @database
 def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
@@ -38,11 +32,14 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     """
     from pgqueue.admin import depth
     from pgqueue.cli.task_modules import declared_in
+    from pgqueue.config import config
+    from pgqueue.database import shown, steps
 
     declared = declared_in(modules, app_dir)
     here = None if declared is None else dict(Counter(task.queue for task in declared))
     with reading("queues") as conn:
-        found = depth.queues(conn)
+        measured = steps.drive(conn, depth.measured(config().schema), {})
+    found, now = depth.queue_list(measured), shown.at(measured.now)
     names = {queue.name for queue in found}
     none = depth.Count(0)
     for name in sorted((here or {}).keys() - names):
@@ -51,7 +48,8 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
         click.echo(document(asdict(each) | _here(each.name, here) for each in found))
     elif found:
         paused = [("queue", each.name, each.paused_at, each.paused_by) for each in found]
-        click.echo("\n".join([*queue_table(found, here), *counted(found), *pauses(paused)]))
+        age = counted(shown.at(measured.counted_at), now)
+        click.echo("\n".join([*queue_table(found, here), *age, *pauses(paused, now)]))
     else:
         click.echo("No queue has jobs or workers.")
 

@@ -12,20 +12,18 @@ import click
 from pgqueue.cli.database import place
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Duration, as_json, database
+from pgqueue.cli.options import Duration, Whole, as_json, database, log_options
 from pgqueue.cli.tables import table
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     import psycopg
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 @click.command("relay")
 @click.option("--from", "sources", metavar="DSN", multiple=True, required=True, help="An application's database.")
 @click.option("--to", "target", metavar="DSN", help="The database of the queue [--dsn, PGQUEUE_DSN].")
-@click.option("--batch", type=click.IntRange(1, 10_000), default=1_000, show_default=True, help="Most jobs at once.")
+@click.option("--batch", type=Whole(1, 10_000), default=1_000, show_default=True, help="Most jobs at once.")
 @click.option(
     "--memory",
     type=Duration(least=60.0),
@@ -37,8 +35,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option("--adopt", is_flag=True, help="Take an outbox that is a copy, or belongs to another queue.")
 @click.option("--list-refused", is_flag=True, help="Only show the rows that cannot be delivered as they are.")
 @click.option("--retry-refused", is_flag=True, help="Only put these rows back, to be tried again.")
-@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@log_options
 @as_json
 @database
 def command(sources: Sequence[str], target: str | None, as_json: bool, **options: Any) -> None:

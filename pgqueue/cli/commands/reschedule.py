@@ -9,11 +9,12 @@ import click
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Moment, actor, as_json, database
+from pgqueue.cli.options import Moment, Whole, actor, as_json, database
+from pgqueue.options import HIGHEST_ID
 
 
 @click.command("reschedule")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(1, (1 << 63) - 1))
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=Whole(1, HIGHEST_ID))
 @click.option("--at", type=Moment(), metavar="TIME", help="At this moment, such as 2026-12-24T18:00+01:00.")
 @click.option("--now", is_flag=True, help="At once.")
 @actor

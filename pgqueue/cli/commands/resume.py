@@ -6,7 +6,7 @@ import click
 
 from pgqueue.cli.database import connected
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import actor, as_json, database
+from pgqueue.cli.options import actor, as_json, database, queue_or_task
 
 
 @click.command("resume")
@@ -28,16 +28,10 @@ def command(queue: str | None, task: str | None, as_json: bool) -> None:
     from pgqueue.admin import queues
     from pgqueue.cli import known_names
 
+    what = queue_or_task(queue, task)
     with connected("resume") as conn:
-        if task is not None and queue is None:
-            what, changed = {"task": task}, queues.resume(conn, task=task)
-            if not changed:
-                known_names.warn_of_task(conn, task)
-        elif queue is not None and task is None:
-            what, changed = {"queue": queue}, queues.resume(conn, queue)
-            if not changed:
-                known_names.warn(conn, queue)
-        else:
-            raise click.UsageError("give a QUEUE, or --task NAME")
+        changed = queues.resume(conn, **what)
+        if not changed:
+            known_names.warn(conn, **what)
     said = f"{' '.join(*what.items())} {'is open again' if changed else 'was not paused'}"
     click.echo(document([what | {"changed": changed}]) if as_json else said)

@@ -6,10 +6,8 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import Chosen, act, filters
+from pgqueue.cli.job_filter import DEAD, Chosen, act, filters
 from pgqueue.cli.options import actor, as_json, database
-
-DEAD = ("failed", "cancelled")
 
 
 @click.command("retry")

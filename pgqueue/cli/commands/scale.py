@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from pgqueue.cli.options import actor, as_json, database
+from pgqueue.cli.options import Whole, actor, as_json, database
 from pgqueue.cli.orders import targets, tell
 
 
 @click.command("scale")
-@click.argument("size", metavar="N", type=click.IntRange(1, 1000))
+@click.argument("size", metavar="N", type=Whole(1, 1000))
 @targets
 @actor
 @as_json

@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO, Refusal
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import Duration, as_json, database
+from pgqueue.cli.options import Duration, Whole, as_json, database
 from pgqueue.errors import ResultTimeout
 from pgqueue.plain_text import plain, plural
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("stack")
-@click.argument("id", type=click.IntRange(1))
+@click.argument("id", type=Whole(1))
 @click.option("--timeout", type=Duration(0.1), help="Wait so long [default: a third of the worker's lease and 5s].")
 @as_json
 @database

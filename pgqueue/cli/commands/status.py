@@ -161,6 +161,7 @@ def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator
     yield from _states(status)
     yield ""
     yield from _queues(status)
+    yield from counted(status.counted_at, status.at)
     yield from _pauses(status)
     yield from _unknown(status.unknown)
     yield from _undeclared(undeclared)
@@ -180,14 +181,12 @@ def _queues(status: Status) -> Iterator[str]:
         yield "`pgqueue enqueue NAME` puts a job in, `pgqueue work MODULE` runs them."
         return
     yield from queue_table(status.queues)
-    yield from counted(status.queues, status.at)
 
 
 def _pauses(status: Status) -> Iterator[str]:
     queues = [("queue", each.name, each.paused_at, each.paused_by) for each in status.queues]
-    lines = list(
-        pauses([*queues, *(("task", each.name, each.paused_at, each.paused_by) for each in status.paused_tasks)])
-    )
+    tasks = [("task", each.name, each.paused_at, each.paused_by) for each in status.paused_tasks]
+    lines = list(pauses([*queues, *tasks], status.at))
     yield from ["", *lines] if lines else []
 
 

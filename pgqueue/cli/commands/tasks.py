@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgqueue.cli.database import reading
+from pgqueue.cli.database import clock, reading
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import app_dir, as_json, database
 from pgqueue.cli.tables import short, span, table, width
 
 if TYPE_CHECKING:
@@ -23,13 +23,7 @@ ACTOR_MOST = 12
 
 @click.command("tasks")
 @click.argument("modules", metavar="[MODULE]...", nargs=-1)
-@click.option(
-    "--app-dir",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default=True,
-    help="The directory where modules are looked for first.",
-)
+@app_dir
 @as_json
 @database
 def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
@@ -53,6 +47,7 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     here = None if declared is None else {name: task.queue for task in declared for name in (task.name, *task.aliases)}
     with reading("tasks") as conn:
         found = tasks.tasks(conn)
+        now = clock(conn)
     known = {task.name for task in found}
     none = Count(0)
     found += [tasks.TaskInfo(name, 0, none, (), False) for name in here or () if name not in known]
@@ -60,7 +55,7 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     if as_json:
         click.echo(document(asdict(each) | _here(each, here) for each in found))
     elif found:
-        click.echo("\n".join(_screen(found, here)))
+        click.echo("\n".join(_screen(found, here, now)))
     else:
         click.echo("No worker knows a task, and no job is there.")
 
@@ -69,7 +64,7 @@ def _here(task: TaskInfo, here: dict[str, str] | None) -> dict[str, Any]:
     return {} if here is None else {"here": here.get(task.name)}
 
 
-def _screen(found: Sequence[TaskInfo], here: dict[str, str] | None) -> Iterator[str]:
+def _screen(found: Sequence[TaskInfo], here: dict[str, str] | None, now: datetime) -> Iterator[str]:
     rows = [
         [
             task.name,
@@ -77,7 +72,7 @@ def _screen(found: Sequence[TaskInfo], here: dict[str, str] | None) -> Iterator[
             task.workers,
             task.jobs,
             ",".join(task.queues),
-            _note(task, here),
+            _note(task, here, now),
         ]
         for task in found
     ]
@@ -85,10 +80,10 @@ def _screen(found: Sequence[TaskInfo], here: dict[str, str] | None) -> Iterator[
     yield from table(heads, rows, right="WORKERS JOBS", gives="QUEUES TASK")
 
 
-def _note(task: TaskInfo, here: dict[str, str] | None) -> str:
+def _note(task: TaskInfo, here: dict[str, str] | None, now: datetime) -> str:
     if task.paused_at is not None:
         by = f" by {short(task.paused_by, ACTOR_MOST) if width() else task.paused_by}" if task.paused_by else ""
-        return f"{'UNKNOWN, ' * task.unknown}PAUSED {span(datetime.now(UTC) - task.paused_at)}{by}"
+        return f"{'UNKNOWN, ' * task.unknown}PAUSED {span(now - task.paused_at)}{by}"
     if task.unknown:
         return "UNKNOWN"
     if here is None:

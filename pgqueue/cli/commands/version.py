@@ -55,8 +55,8 @@ def _here() -> dict[str, Any]:
 def _there() -> dict[str, Any]:
     from pgqueue.database import migrations
 
-    with connected("version", check=False) as conn:
-        standing = migrations.check(conn, config().schema)
+    with connected("version", check=False, needs="read") as conn:
+        standing = migrations.check(conn, config().schema, needs="read")
         return {
             "database": place(conn),
             "postgresql": conn.info.parameter_status("server_version"),

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from pgqueue.cli.options import database, given
-
-LEVELS = ("debug", "info", "warning", "error")
+from pgqueue.cli.options import app_dir, database, given, log_options
 
 
 @click.command("web")
@@ -24,15 +22,8 @@ LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--redact", "patterns", metavar="PATTERN", multiple=True, help="Hide the values of these keys, too.")
 @click.option("--no-redaction", is_flag=True, help="Hide nothing, also no passwords in arguments.")
-@click.option(
-    "--app-dir",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default=True,
-    help="The directory where modules are looked for first.",
-)
-@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@app_dir
+@log_options
 @database
 @click.pass_context
 def command(
@@ -74,9 +65,9 @@ def command(
     from pgqueue.cli import logs
     from pgqueue.cli.task_modules import declared_in
     from pgqueue.config import config, configure
-    from pgqueue.web import needs_extra
+    from pgqueue.distribution import needs_extra
 
-    with needs_extra():
+    with needs_extra("web"):
         from pgqueue.web import dashboard, gate, redaction, secrets, server
 
     host, port = server.address_of(bind)

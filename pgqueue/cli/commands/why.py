@@ -10,7 +10,7 @@ import click
 from pgqueue.cli.database import reading
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
-from pgqueue.cli.options import as_json, database
+from pgqueue.cli.options import Whole, as_json, database
 from pgqueue.plain_text import plain, plain_lines
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("why")
-@click.argument("id", type=click.IntRange(1))
+@click.argument("id", type=Whole(1))
 @as_json
 @database
 def command(id: int, as_json: bool) -> None:

@@ -12,12 +12,10 @@ import click
 from click.core import ParameterSource
 
 from pgqueue import early_signals
-from pgqueue.cli.options import Duration, Size, database, given
+from pgqueue.cli.options import Duration, Size, Whole, app_dir, database, given, log_options
 
 if TYPE_CHECKING:
     from pgqueue.worker.worker import Worker
-
-LEVELS = ("debug", "info", "warning", "error")
 
 
 WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "fail_unknown")
@@ -33,12 +31,10 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     multiple=True,
     help="Only these; SLOTS gives a queue its own slots [all queues of the tasks].",
 )
-@click.option("-c", "--concurrency", type=click.IntRange(1), default=10, show_default=True, help="Jobs at once.")
-@click.option(
-    "--processes", type=click.IntRange(1, 1000), default=1, show_default=True, help="This many, kept by a supervisor."
-)
+@click.option("-c", "--concurrency", type=Whole(1), default=10, show_default=True, help="Jobs at once.")
+@click.option("--processes", type=Whole(1, 1000), default=1, show_default=True, help="This many, kept by a supervisor.")
 @click.option("--memory-limit", type=Size(), help="Replace a process that has more, such as 500M.")
-@click.option("--max-jobs", type=click.IntRange(1), help="Replace a process after this many jobs.")
+@click.option("--max-jobs", type=Whole(1), help="Replace a process after this many jobs.")
 @click.option(
     "--check-every",
     type=Duration(least=0.1),
@@ -51,7 +47,7 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
 @click.option("--listen-dsn", metavar="DSN", help="Where LISTEN goes, past a pooler; off: poll only [the DSN].")
 @click.option(
     "--pool-size",
-    type=click.IntRange(1),
+    type=Whole(1),
     help="Most connections of handlers at once, for sync and for async ones each [one for each slot].",
 )
 @click.option(
@@ -81,15 +77,8 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
 )
 @click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics for Prometheus; without a host: to all.")
 @click.option("--version-tag", help="Version of the code, kept with each attempt [pgqueue's version].")
-@click.option(
-    "--app-dir",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default=True,
-    help="The directory where modules are looked for first.",
-)
-@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
-@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@app_dir
+@log_options
 @click.option(
     "--log-config",
     metavar="FILE",

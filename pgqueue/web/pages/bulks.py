@@ -59,9 +59,9 @@ async def begin(asked: Asked) -> Page:
     """Begin what the preview has shown: only ids that had been given by then."""
     action = _action(asked, asked.field("action"))
     options: dict[str, Any] = _filter(asked.fields("state"), asked.field)
-    up_to, pace = asked.field("up_to"), asked.field("pace")
-    if up_to is not None:
-        options["up_to"] = _whole(up_to)
+    if asked.field("up_to") is not None:
+        options["up_to"] = asked.whole("up_to", "use a whole number")
+    pace = asked.field("pace")
     if pace is not None:
         options["pace"] = float(pace) if pace.replace(".", "", 1).isdecimal() else pace
     if action == "reschedule":
@@ -102,12 +102,6 @@ def _filter(states: Sequence[str], value: Any) -> dict[str, Any]:
 def _again(action: str, states: Sequence[str] | None) -> bool:
     """Completed jobs are run again only if they are named."""
     return action == "retry" and bool(set(states or ()) & set(STATES["retry"][1]))
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 19:
-        raise Problem(400, "This cannot be done", "up_to: use a whole number")
-    return int(text)
 
 
 def _named(given: dict[str, Any]) -> str:

@@ -15,6 +15,9 @@ from pgqueue.client import schedules
 from pgqueue.web.pages.page import Asked, Page, plain, read_time
 from pgqueue.web.problems import Problem
 
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+"""A time that has come by every server's clock."""
+
 NOTICES: Mapping[str, str] = {
     "cancelled": "The job is cancelled.",
     "requested": "The job runs. Its worker was asked to stop it.",
@@ -71,7 +74,7 @@ async def discard(asked: Asked) -> Page:
 
 async def run_now(asked: Asked) -> Page:
     """Let a job that waits start at once."""
-    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=datetime.now(UTC))))
+    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=LONG_AGO)))
 
 
 async def reschedule(asked: Asked) -> Page:
@@ -144,10 +147,7 @@ def _ticking(name: str, did: str, done: bool) -> Page:
 
 
 def _schedule(asked: Asked) -> str:
-    name = asked.field("name")
-    if name is None:
-        raise Problem(400, "This cannot be done", "name: give the name of a schedule")
-    return name
+    return asked.needed("name", "give the name of a schedule")
 
 
 def _named(asked: Asked) -> tuple[str, str]:

@@ -52,7 +52,7 @@ async def jobs(asked: Asked) -> Page:
 
 async def set_limit(asked: Asked) -> Page:
     """Let `n` jobs of the limit run at once."""
-    name, n = _name(asked), _whole(asked.field("n"))
+    name, n = _name(asked), asked.whole("n", "use a whole number; with 0 no further job starts")
     return _set(await asked.change(lambda conn: achange(conn, name, n)), "limit set")
 
 
@@ -64,9 +64,7 @@ async def reset_limit(asked: Asked) -> Page:
 
 async def set_rate(asked: Asked) -> Page:
     """Let jobs start at this rate, such as `50/minute`."""
-    name, rate = _name(asked), asked.field("rate")
-    if rate is None:
-        raise Problem(400, "This cannot be done", "rate: write it like 50/minute")
+    name, rate = _name(asked), asked.needed("rate", "write it like 50/minute")
     return _set(await asked.change(lambda conn: achange_rate(conn, name, rate)), "rate set")
 
 
@@ -78,9 +76,7 @@ async def reset_rate(asked: Asked) -> Page:
 
 async def release(asked: Asked) -> Page:
     """Take a key from the jobs that hold it and do not run. Raises Problem for a key that is redacted."""
-    key = asked.field("key")
-    if key is None:
-        raise Problem(400, "This cannot be done", "key: give the key of a lock")
+    key = asked.needed("key", "give the key of a lock")
     if _is_hidden(asked, "lock", ("key",), key):
         raise Problem(400, "This cannot be done", "this key is redacted; release it by `pgqueue locks release`")
     done = await asked.change(lambda conn: arelease(conn, key))
@@ -98,16 +94,7 @@ def _is_shown(asked: Asked, kind: Kind | Literal["lock"] | None, path: tuple[str
 
 
 def _name(asked: Asked) -> str:
-    name = asked.field("name")
-    if name is None:
-        raise Problem(400, "This cannot be done", "name: give the name of a limit or of a rate")
-    return name
-
-
-def _whole(text: str | None) -> int:
-    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 19:
-        raise Problem(400, "This cannot be done", "n: use a whole number; with 0 no further job starts")
-    return int(text)
+    return asked.needed("name", "give the name of a limit or of a rate")
 
 
 def _set(done: Setting | Pace, did: str) -> Page:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from pgqueue.jobs.actors import acting
+from pgqueue.options import HIGHEST_ID
 from pgqueue.web.connections import Ask, Connections, Unreachable
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import UNREAD, Redaction
@@ -49,6 +50,20 @@ class Asked:
         """The last field of this name in the form; None if it is empty."""
         found = self.fields(name)
         return found[-1] if found else None
+
+    def needed(self, name: str, hint: str) -> str:
+        """This field of the form. Raises Problem, which says what to give, if it is empty."""
+        value = self.field(name)
+        if value is None:
+            raise Problem(400, "This cannot be done", f"{name}: {hint}")
+        return value
+
+    def whole(self, name: str, hint: str, least: int = 0, most: int = HIGHEST_ID) -> int:
+        """This field of the form as a whole number. Raises Problem, which says what to give."""
+        text = self.field(name) or ""
+        if not (text.isascii() and text.isdigit()) or len(text) > 19 or not least <= int(text) <= most:
+            raise Problem(400, "This cannot be done", f"{name}: {hint}")
+        return int(text)
 
     def fields(self, name: str) -> list[str]:
         """The fields of this name in the form that are not empty."""

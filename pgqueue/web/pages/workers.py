@@ -35,10 +35,8 @@ async def quiet(asked: Asked) -> Page:
 
 async def scale(asked: Asked) -> Page:
     """Let supervisors keep `size` worker processes."""
-    size = asked.field("size")
-    if size is None or not (size.isascii() and size.isdigit()) or len(size) > 4 or not 1 <= int(size) <= SIZE_MOST:
-        raise Problem(400, "This cannot be done", f"size: use a whole number from 1 to {SIZE_MOST}")
-    return await _order(asked, "scale", int(size))
+    size = asked.whole("size", f"use a whole number from 1 to {SIZE_MOST}", 1, SIZE_MOST)
+    return await _order(asked, "scale", size)
 
 
 async def _order(asked: Asked, kind: Kind, size: int | None = None) -> Page:
@@ -55,7 +53,5 @@ def _target(asked: Asked) -> dict[str, Any]:
     if (supervisor is not None) + (host is not None) + (all_of_them is not None) != 1:
         raise Problem(400, "This cannot be done", "Name a supervisor, a host, or all, and not more than one of these.")
     if supervisor is not None:
-        if not (supervisor.isascii() and supervisor.isdigit()) or len(supervisor) > 18:
-            raise Problem(400, "This cannot be done", "supervisor: use its id")
-        return {"supervisor": int(supervisor)}
+        return {"supervisor": asked.whole("supervisor", "use its id")}
     return {} if host is None else {"host": host}

@@ -490,7 +490,7 @@ class Completer:
         """
         [answer] = await self._session.run(self._about("complete_missing", left))
         locked = {row[0] for row in answer}
-        gone = [job for job in left if job.id not in locked | released]
+        gone = [job for job in left if job.id not in locked]
         unsure = [job for job in gone if job.id in self._unsure or job.written]
         ended: set[int] = set()
         if unsure:
@@ -498,16 +498,16 @@ class Completer:
             settled = self._about("complete_settled", unsure, attempts=attempts, worker_ids=ids)
             [answer] = await self._session.run(settled)
             ended = {row[0] for row in answer}
-        self._kept([job for job in gone if job.id not in ended])
-        for job in gone:
-            if job.id not in ended:
-                self.fenced += 1
-                log.warning(
-                    "job %d (%s): had been given to another worker; the outcome of this run is dropped",
-                    job.id,
-                    job.task,
-                    extra=fields(job),
-                )
+        dropped = [job for job in gone if job.id not in ended | released]
+        self._kept(dropped)
+        for job in dropped:
+            self.fenced += 1
+            log.warning(
+                "job %d (%s): had been given to another worker; the outcome of this run is dropped",
+                job.id,
+                job.task,
+                extra=fields(job),
+            )
         return locked, ended
 
     def _about(self, name: str, jobs: list[Job], **params: object) -> Statement[list[Row]]:

@@ -28,11 +28,13 @@ Why no job is lost if the process dies:
 Why no job waits long for a chain. Only short jobs have others behind them, 50 ms of work. A job of a chain that has not
 started a second after it came goes back to the waiters, behind more urgent ones.
 
-Decides only; called on the loop.
+Decides only. Called on the loop; `cut` by the heartbeat's thread, too, while the loop is blocked. It may go on in just
+that moment, so what reads more than one entry takes a lock.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable
 
@@ -48,6 +50,7 @@ class Chains:
     """Which job comes after which in this worker."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._behind: dict[Job, Chain] = {}
         """By the job that runs, or waits for a slot: the jobs that come after it."""
 
@@ -67,12 +70,14 @@ class Chains:
                 firsts[job.lock_key] = job
             elif (first := firsts.get(job.lock_key)) is not None:
                 made.setdefault(first, deque()).append(job)
-        self._behind |= made
+        with self._lock:
+            self._behind |= made
         return list(made.values())
 
     def all(self) -> list[Job]:
         """All jobs that come after others."""
-        return [job for chain in self._behind.values() for job in chain]
+        with self._lock:
+            return [job for chain in self._behind.values() for job in chain]
 
     def goes_on(self, job: Job) -> bool:
         """Whether a job comes after this one."""
@@ -80,36 +85,41 @@ class Chains:
 
     def next(self, ended: Job) -> Job | None:
         """This job has ended and freed its key: the job that runs now, if one comes after it."""
-        chain = self._behind.pop(ended, None)
-        if not chain:
-            return None
-        job = chain.popleft()
-        if chain:
-            self._behind[job] = chain
-        return job
+        with self._lock:
+            chain = self._behind.pop(ended, None)
+            if not chain:
+                return None
+            job = chain.popleft()
+            if chain:
+                self._behind[job] = chain
+            return job
 
     def cut(self, job: Job) -> list[Job]:
-        """Take out all jobs that come after this one."""
-        return list(self._behind.pop(job, ()))
+        """Take out all jobs that come after this one. From any thread."""
+        with self._lock:
+            return list(self._behind.pop(job, ()))
 
     def shorten(self, chains: Iterable[Chain]) -> list[Job]:
         """Take out all jobs that are left of these chains."""
-        left = [job for chain in chains for job in chain]
-        for chain in chains:
-            chain.clear()
-        return left
+        with self._lock:
+            left = [job for chain in chains for job in chain]
+            for chain in chains:
+                chain.clear()
+            return left
 
     def remove(self, job_id: int) -> Job | None:
         """Take out the job of this id if it is behind another one."""
-        for chain in self._behind.values():
-            for job in chain:
-                if job.id == job_id:
-                    chain.remove(job)
-                    return job
+        with self._lock:
+            for chain in self._behind.values():
+                for job in chain:
+                    if job.id == job_id:
+                        chain.remove(job)
+                        return job
         return None
 
     def empty(self) -> list[Job]:
         """Take out all jobs."""
-        jobs = self.shorten(self._behind.values())
-        self._behind.clear()
-        return jobs
+        with self._lock:
+            jobs = self.shorten(self._behind.values())
+            self._behind.clear()
+            return jobs

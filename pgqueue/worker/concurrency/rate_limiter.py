@@ -52,7 +52,8 @@ Why no job waits for ever:
 1. A worker that blocks a job remembers its key (`wanted`). It forgets the key when the database says that no job is
    left that this worker could take.
 2. The sweep finds what was lost because a process died or a first waiter was locked: it names all keys with waiters.
-   Keys that could have moved for half a second are remembered here, or other workers are notified of them.
+   Keys that could have moved for half a second are remembered here. If the first waiter may be for another worker, the
+   others are notified, too.
 3. Other workers are also notified if this worker has had no free slot for a tenth of a second.
 4. A worker that finds that another worker was faster asks later and later, up to 5 s, so that few ask for one key. It
    does not if the other worker does not serve the queue of our first waiter.
@@ -77,10 +78,10 @@ from pgqueue.database.backoff import described, persist, wait, without_values
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers, texts
-from pgqueue.database.triggers import trigger_of
+from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.job import STARTED, Job
-from pgqueue.jobs.keys import RATE
-from pgqueue.worker.doubles import resolve
+from pgqueue.jobs.keys import RATE, check_key
+from pgqueue.worker.doubles import is_double, resolve
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -239,6 +240,11 @@ class RateLimiter:
             return
         now = monotonic()
         for key in found:
+            try:
+                check_key(key, "rate key")
+            except InvalidArguments as error:  # the server would refuse the question about all keys
+                log.warning("rates: a notification names what is no key, which is left out: %s", error)
+                continue
             waiters = self._waiters.get(key)
             if key in self._asking:
                 self._again.add(key)
@@ -271,6 +277,15 @@ class RateLimiter:
             await self._session.close()
             await self._wake.wait()
         self._wake.clear()
+        try:
+            await self._ask_due()
+        except Exception:  # until rates can be asked again, a slot kept free would be kept from other jobs
+            self._reserve(set())
+            raise
+        await self._hand_on()
+
+    async def _ask_due(self) -> None:
+        """Ask for the keys that are due, as far as slots go, and say for which slots are to be kept free."""
         if self._swept:
             await self._look()
         self._ripen()
@@ -284,7 +299,6 @@ class RateLimiter:
         if not self._waiters or monotonic() - self._came > KEPT_SECONDS:
             self._before = []  # with their arguments
         self._reserve(self._wanted(openings))
-        await self._hand_on()
 
     def _wanted(self, openings: Openings) -> set[int]:
         """The groups that due keys want a slot of; none while no key is asked for."""
@@ -353,7 +367,7 @@ class RateLimiter:
                 )
                 self._forget(keys[0])
         except psycopg.Error as error:
-            if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+            if is_double(error):
                 link, notify = self._session.link, self._state.settings.notify
                 await resolve(self._session, link.statement("rates_resolve_doubles", notify=notify))
             elif refuses_move(error):
@@ -397,7 +411,7 @@ class RateLimiter:
         try:
             [(began,)], _, [(looked, said)], [(left,)], rows = await self._session.run_then(
                 link.statement("rates_clock"),
-                link.statement("rates_lock", keys=[RATE + key for key in keys]),
+                link.statement("unblock_lock", keys=[RATE + key for key in keys]),
                 link.statement(
                     "rates_move",
                     keys=keys,
@@ -417,6 +431,7 @@ class RateLimiter:
                     link.statement("rates_read", claim=claim, worker_id=worker_id),
                 ],
             )
+            self._state.claims.end(claim)
             # By our clock no later than the moment when the transaction moved the jobs: it may have waited for keys.
             at = self._session.sent + (0.0 if looked is None else max(0.0, (looked - began) / 1e6))
             self.asks += 1

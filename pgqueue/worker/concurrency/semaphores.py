@@ -6,7 +6,7 @@ The unblocker decides which key is asked for when. A move notes what it has seen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from pgqueue.worker.concurrency.waiter_cursors import FRONT, Position, WaiterCur
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
-Wanted = Mapping[str, tuple[list[int], bool]]
+Wanted = dict[str, tuple[list[int], bool]]
 """Keys, each with its jobs that were blocked just now, and whether its first waiter may have to be skipped."""
 
 

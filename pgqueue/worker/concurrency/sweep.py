@@ -17,9 +17,12 @@ How often a worker asks whether to sweep:
    sweeps.
 2. It stops when it finds no job, or when another worker was faster, which then goes on asking.
 3. If keys do not seem to be in use, the leader asks every 15 s, in case the worker that is to sweep has died.
-4. All other workers then ask every one to two minutes, in case the leader hangs.
+4. All other workers then ask every one to two minutes, in case the leader does not.
 
 So a fleet with nothing to do sends next to nothing.
+
+A full worker hands keys of rates on by NOTIFY. A worker that cannot be told, because NOTIFY or LISTEN is off, looks for
+them itself every few seconds. Else the full worker would sweep each time, and name the keys to itself only.
 
 Only looks and names: it takes no key's lock, and starts no job.
 """
@@ -35,12 +38,12 @@ from time import monotonic
 import psycopg
 
 from pgqueue.database.backoff import jittered, persist, wait, without_values
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
-from pgqueue.database.triggers import trigger_of
+from pgqueue.jobs.keys import RATE
 from pgqueue.plain_text import plural
-from pgqueue.worker.doubles import resolve
+from pgqueue.worker.doubles import is_double, resolve
 
 log = logging.getLogger("pgqueue")
 
@@ -65,21 +68,22 @@ class Sweep:
         *,
         found: Callable[[Iterable[str]], None],
         leads: Callable[[], bool] = lambda: True,
-        every: float = EVERY_SECONDS,
+        told: bool = True,
     ) -> None:
         self.sweeps = 0
         """How often this worker has swept."""
         self._session = session
         self._found = found
         self._leads = leads
-        self._every = every
+        self._look_every = math.inf if told else EVERY_SECONDS
+        self._looked = monotonic()
         self._wake = asyncio.Event()
         self._at_once = False
         self._said_at = -math.inf
         self._keyed = False
         """Keys are in use, and this worker may have to go on sweeping."""
         self._last = -math.inf
-        self._seldom = jittered(OTHERS_TIMES * every)
+        self._seldom = jittered(OTHERS_TIMES * EVERY_SECONDS)
 
     def sweep_soon(self) -> None:
         """Keys may have been freed without an unblocking."""
@@ -103,12 +107,12 @@ class Sweep:
     def _due(self) -> float:
         """When it is time to ask again."""
         if self._keyed:
-            return self._last + self._every
-        return self._last + (LEADER_TIMES * self._every if self._leads() else self._seldom)
+            return self._last + EVERY_SECONDS
+        return self._last + (LEADER_TIMES * EVERY_SECONDS if self._leads() else self._seldom)
 
     async def _step(self) -> None:
         if not self._at_once:
-            await wait(self._wake, max(0.0, self._due() - monotonic()))
+            await wait(self._wake, max(0.0, min(self._due(), self._looked + self._look_every) - monotonic()))
         self._wake.clear()
         if self._at_once:
             self._at_once = False
@@ -116,8 +120,11 @@ class Sweep:
                 await asyncio.sleep(2 * AT_ONCE_SECONDS)  # another worker's sweep may have looked before it happened
                 await self.sweep(AT_ONCE_SECONDS)
         elif monotonic() >= self._due():
-            self._last, self._seldom = monotonic(), jittered(OTHERS_TIMES * self._every)
-            await self.sweep(0.9 * self._every)
+            self._last, self._seldom = monotonic(), jittered(OTHERS_TIMES * EVERY_SECONDS)
+            await self.sweep(0.9 * EVERY_SECONDS)
+        elif monotonic() >= self._looked + self._look_every:
+            self._looked = monotonic()
+            await self._walk(RATE)
 
     async def sweep(self, seconds: float = 0.0) -> bool:
         """Sweep, unless a worker has done it in the last `seconds`."""
@@ -135,13 +142,12 @@ class Sweep:
         try:
             blocked, [(keys, after)] = await self._session.run(block, look)
         except psycopg.Error as error:
-            by_trigger = trigger_of(error) is not None
-            if isinstance(error, psycopg.errors.UniqueViolation) and not by_trigger:
+            if is_double(error):
                 doubles = link.statement("fetch_resolve_doubles", notify=False)  # polls find them
                 if not await resolve(self._session, doubles):
                     raise
                 blocked, [(keys, after)] = await self._session.run(block, look)
-            elif by_trigger or refuses_row(error):
+            elif refuses_move(error):
                 self._say_refused(error)
                 [[(keys, after)]] = await self._session.run(look)
             else:
@@ -152,10 +158,15 @@ class Sweep:
                 plural(len(blocked), "key was", "keys were"),
             )
         self._name([*keys, *[key for (key,) in blocked]])
-        while after is not None:
-            [[(keys, after)]] = await self._session.run(link.statement("sweep_keys", after=after, n=KEYS_MOST))
-            self._name(keys)
+        await self._walk(after)
         return True
+
+    async def _walk(self, after: str | None) -> None:
+        """Name the keys after this one, in order, up to the last one."""
+        while after is not None:
+            look = self._session.link.statement("sweep_keys", after=after, n=KEYS_MOST)
+            [[(keys, after)]] = await self._session.run(look)
+            self._name(keys)
 
     def _say_refused(self, error: psycopg.Error) -> None:
         """The server refuses to block jobs again that cannot go on. They keep their keys; no other key waits for it."""

@@ -56,14 +56,13 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import persist, wait, without_values
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
-from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
-from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked
+from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked, Wanted
 from pgqueue.worker.concurrency.waiter_cursors import HINT_SECONDS
-from pgqueue.worker.doubles import resolve
+from pgqueue.worker.doubles import is_double, resolve
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -80,8 +79,6 @@ REFUSED_SECONDS = 60.0
 RESERVED_SECONDS = 0.1
 """How long slots are kept free for the jobs of an unblocking under way. One that hangs must not starve other jobs."""
 
-Wanted = dict[str, tuple[list[int], bool]]
-"""Keys, each with its jobs that were blocked just now, and whether its first waiter may have to be skipped."""
 Move = Callable[[Wanted, int], Coroutine[Any, Any, Unblocked]]
 
 
@@ -228,8 +225,9 @@ class Unblocker:
             self._holding[after] = keys
 
     def blocked_again(self, job: Job) -> None:
-        """This job waits for its lock again, or is about to, before other waiters."""
-        self.waiter_cursors.doubt(f"{LOCK}{job.lock_key}")
+        """This job waits for a key of its own again, or is about to, before other waiters."""
+        for key in held(job):
+            self.waiter_cursors.doubt(key)
 
     def _follow(self, key: str) -> None:
         """A holder of this key has ended, and jobs wait for it."""
@@ -377,12 +375,11 @@ class Unblocker:
             else:
                 log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", *asked)
         except psycopg.Error as error:
-            by_trigger = trigger_of(error) is not None
-            if isinstance(error, psycopg.errors.UniqueViolation) and not by_trigger:
+            if is_double(error):
                 link, notify = self._session.link, self._state.settings.notify
                 if await resolve(self._session, link.statement("unblock_resolve_doubles", notify=notify)):
                     self._wanted = asked | self._wanted
-            elif by_trigger or refuses_row(error):
+            elif refuses_move(error):
                 await self._narrow(asked, move, error)
             else:
                 raise
@@ -422,6 +419,7 @@ class Unblocker:
         claim = await self._state.claims.begin()
         try:
             moved = await move(asked, claim)
+            self._state.claims.end(claim)
             self.moves += 1
             self.skipped += moved.skipped
             jobs = [Job(row, claim) for row in moved.rows]

@@ -39,13 +39,12 @@ from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement, integers, texts
-from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.jobs.totals import Times
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
-from pgqueue.worker.doubles import resolve
+from pgqueue.worker.doubles import is_double, resolve
 from pgqueue.worker.fetch.claim import NO_END, Answer, Asked, Claimed, ClaimSummary, taken_of
 from pgqueue.worker.fetch.keyed_claim import Blocked, KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
@@ -61,6 +60,8 @@ log = logging.getLogger("pgqueue")
 RANKS = tuple(range(20))
 # A fetch wanted now is due at once where there is room; without room the loop must not spin.
 SOON = 0.01
+# How often to see whether there is room. A slot that is kept for an unblocking is free after a time, without a wake.
+FULL_SECONDS = 1.0
 
 
 def spaced(wanted: float, poll: float) -> float:
@@ -201,11 +202,11 @@ class Fetcher:
             await (
                 self._fetch_alone(room) if room.alone else self._fetch(room, self.kinds.next(room.queues, monotonic()))
             )
-        elif await wait(self._wake, self._patience(roomy) if roomy else None):
+        elif await wait(self._wake, self._patience(roomy) if roomy else FULL_SECONDS):
             self._wake.clear()
-        elif self._wanted(roomy) <= 0:
+        elif roomy and self._wanted(roomy) <= 0:
             self.kinds.unknown()
-        else:
+        elif roomy:
             await self._look(roomy)
 
     async def _fetch_alone(self, room: Room) -> None:
@@ -259,10 +260,10 @@ class Fetcher:
             self._state.claims.end(claim)
             self.asking = ((), 0)
             self._receiver.fetched()
-        if isinstance(claimed, psycopg.errors.UniqueViolation) and trigger_of(claimed) is None:
-            await self._resolve_doubles()
-            return None
         if isinstance(claimed, psycopg.Error):
+            if is_double(claimed):
+                await self._resolve_doubles()
+                return None
             self.kinds.unknown()
             self.keyed_claim.long_rows = False
             if self.refused_rows.narrow(kind, n, claimed):
@@ -283,7 +284,7 @@ class Fetcher:
                 isinstance(error, psycopg.errors.QueryCanceled) or refuses_move(error)
             ):
                 return error
-            # Whether rows were taken is unknown. Reconciliation hands them back once this claim counts as given up.
+            # Whether rows were taken is unknown. Reconciliation hands them back once this claim has ended.
             self._forget()
             self._state.in_doubt()
             raise
@@ -471,6 +472,7 @@ class Fetcher:
     ) -> Answer:
         claim = self._session.link.statement("fetch_claim", **lanes, **how)
         read, [first, *rows] = await self._send(reading, claim)
+        self._state.claims.end(how["claim"])
         return read, msgspec.json.decode(first[-1], type=ClaimSummary), [Job(row, how["claim"]) for row in rows]
 
     async def _claim_keyed(
@@ -492,6 +494,7 @@ class Fetcher:
         cursors = {"starts": self._holder_cursors.often(), "lines": _positions(positions)}
         claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
         read, *answers, [first, *rows] = await self._send(reading, *ahead, claim, on=on)
+        self._state.claims.end(how["claim"])
         summary = msgspec.json.decode(first[-1], type=ClaimSummary)
         if jobs := [Job(row, how["claim"]) for row in rows]:
             self._keys.granted(jobs)

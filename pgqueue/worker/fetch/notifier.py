@@ -33,12 +33,11 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
+from typing import Any
 
-from psycopg import sql
-
-from pgqueue.database.backoff import jittered, transient, wait
+from pgqueue.database.backoff import is_loss, jittered, transient, wait
 from pgqueue.database.pipeline import Wire
-from pgqueue.database.sessions import Identity, Link, connect, identify, send
+from pgqueue.database.sessions import Identity, Link, connect, hang_up, identify, send
 from pgqueue.database.statements import Statement
 from pgqueue.worker.leader.election import Election
 
@@ -52,13 +51,13 @@ LED = ":led"
 NAME = "listen"
 """Of the listener's session."""
 PING_SECONDS = 10.0
-LEADER_PING_SECONDS = 10.0
 PING_ANSWER_SECONDS = 10.0
 # If the listener has not worked for so long, this worker does the leader's duties without it.
 DISPENSE_SECONDS = 30.0
 ECHO = ":echo"
 """The channel of the NOTIFY that must come back through a pooler."""
 ECHO_SECONDS = 5.0
+UNLISTEN: Statement[Any] = Statement("UNLISTEN *", {}, list)
 POOLED_SECONDS = 300.0
 """How long no LISTEN is tried where it did not work."""
 
@@ -87,16 +86,29 @@ class Notifier:
         election: Election,
         *,
         heard: Callable[[str, str], None],
-        listed: Callable[[], Awaitable[bool]] | None = None,
+        listed: Callable[[], Awaitable[bool]],
     ) -> None:
         self.election = election
         self.identity: Identity | None = None
         self._link = link
-        self._channels = [f"{link.schema}.{name}" for name in (*queues, SCHEDULED, CONTROL)]
+        self._channels = (*queues, SCHEDULED, CONTROL)
         self._heard = heard
         self._listed = listed
         self._worked_at = monotonic()
         self._said_pooled = False
+        self._conn: Wire | None = None
+        self._given_up: Wire | None = None
+        """The connection that `step_down` has broken."""
+
+    def step_down(self) -> bool:
+        """Give up the lead: break the connection, so that the server ends the session. False if this worker does not
+        lead by it. From any thread; the loop listens again when it can."""
+        conn = self._conn
+        if conn is None or not self.election.elected:
+            return False
+        self._given_up = conn
+        hang_up(conn)
+        return True
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -118,16 +130,17 @@ class Notifier:
                     self._heard(LED, "")
 
     async def _listen(self) -> None:
-        """Listen on one connection until it breaks."""
+        """Listen on one connection until it breaks. Raises what broke it; returns if `step_down` did."""
         conn = await connect(self._link, f"pgqueue {NAME}")
         try:
             self.identity = await self._identify(conn)
-            if self._listed is not None and not await self._listed():
+            if not await self._listed():
                 raise TimeoutError("no heartbeat went through that would make this session known to other workers")
             if await self._identify(conn) != self.identity or (self.identity is None and not await self._echoes(conn)):
                 raise Pooled
+            self._conn = conn
             self.election.enter()
-            await send(conn, self._link, *map(_listen_to, self._channels), patience=PING_ANSWER_SECONDS)
+            await send(conn, self._link, *map(self._link.listen, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
             while True:
                 self.election.sought.clear()
@@ -137,11 +150,13 @@ class Notifier:
                 await self._listen_until_sought(conn)
         except Pooled:  # the session is another client's, too
             raise
-        except Exception:  # the server may not have noticed: the session would lead for as long as it lives
+        except Exception as error:  # the server may not have noticed: the session would lead for as long as it lives
             if self.identity is not None:
                 self._link.left.add(self.identity)
-            raise
+            if conn is not self._given_up or not is_loss(error):
+                raise
         finally:
+            self._conn = None
             self.election.leave()
             self.identity = None
             await conn.close()
@@ -151,8 +166,8 @@ class Notifier:
 
     async def _echoes(self, conn: Wire) -> bool:
         """Whether a NOTIFY that another connection sends comes back on this one while it is idle."""
-        channel, token = f"{self._link.schema}.{ECHO}", secrets.token_hex(8)
-        await send(conn, self._link, _listen_to(channel), patience=PING_ANSWER_SECONDS)
+        token = secrets.token_hex(8)
+        await send(conn, self._link, self._link.listen(ECHO), patience=PING_ANSWER_SECONDS)
         other = await connect(self._link, f"pgqueue {NAME}")
         try:
             echo = self._link.statement("election_echo", token=token, notify=True)
@@ -165,7 +180,7 @@ class Notifier:
                 heard = heard or note.payload == token
                 if heard:
                     break
-        await send(conn, self._link, _unlisten(channel), patience=PING_ANSWER_SECONDS)
+        await send(conn, self._link, UNLISTEN, patience=PING_ANSWER_SECONDS)
         return heard
 
     async def _listen_until_sought(self, conn: Wire) -> None:
@@ -182,9 +197,7 @@ class Notifier:
             hearing.result()
 
     async def _hear(self, conn: Wire) -> None:
-        async for note in conn.notifies(
-            timeout=jittered(LEADER_PING_SECONDS if self.election.elected else PING_SECONDS)
-        ):
+        async for note in conn.notifies(timeout=jittered(PING_SECONDS)):
             self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
 
     async def _ping(self, conn: Wire) -> None:
@@ -194,11 +207,3 @@ class Notifier:
         won = self.election.won(leads)
         if (strangers and self.election.strangers(strangers[0])) or won:
             self._heard(LED, "")
-
-
-def _unlisten(channel: str) -> Statement[None]:
-    return Statement(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)).as_string(), {}, lambda rows: None)
-
-
-def _listen_to(channel: str) -> Statement[None]:
-    return Statement(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_string(), {}, lambda rows: None)

@@ -61,7 +61,6 @@ class PoisonJobs:
         `draining` ends with a fetch that brings a poison job with two crashes, or no job. If the process dies before
         the others have gone back, `rescue_jobs` must know which job was kept: most crashes, least id.
         """
-        poison = [job for job in jobs if job.crashes]
         if not jobs:
             self.draining = False
         closed = self.alone
@@ -69,7 +68,7 @@ class PoisonJobs:
             return []
         if not idle:
             jobs = [job for job in jobs if job.crashes < 2]
-            poison = [job for job in jobs if job.crashes]
+        poison = [job for job in jobs if job.crashes]
         if not poison:
             return jobs
         worst = max(poison, key=lambda job: (job.crashes, -job.id))
@@ -156,7 +155,7 @@ class PoisonDrain:
 
     async def run(self) -> None:
         """Look every five seconds while busy, until cancelled."""
-        await persist(self._step, name="isolation", answers=self._session.answers, past_data=True)
+        await persist(self._step, name="poison jobs", answers=self._session.answers, past_data=True)
 
     async def _step(self) -> None:
         await asyncio.sleep(LOOK_SECONDS)

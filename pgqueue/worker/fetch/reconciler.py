@@ -3,7 +3,8 @@
 It does so after every doubt, and once a minute. A doubt is a claim without an answer, or a session that was lost.
 
 1. Rows that this worker does not know are handed back. The connection of a claim may have broken between COMMIT and the
-   rows. Only claims that are settled count: a claim in flight will still be answered.
+   rows. Only claims that are settled count: a claim in flight will still be answered. One that was given up is handed
+   back when it has ended.
 2. Jobs with a lock or a limit that have no row any more are stopped (`gone`): another job of their key may start beside
    them. A failover to an asynchronous standby forgets rows, and a restored backup does.
 
@@ -19,7 +20,8 @@ Why a lost row is found soon, not within the minute:
 2. A row may be of a claim that is not settled: an older claim, of another service, waits for its answer over a dead
    connection. Or a row is locked. While there are rows of these kinds, the worker compares again after a second.
 3. If the server refuses to move a row, as because a trigger of the application raises, fewer are handed back at once.
-   The row that is alone then stays, and every other row is handed back.
+   The row that is alone then stays, and every other row is handed back. After `REFUSED_MOST` such rows parts are not
+   divided any more: a part with another such row stays. The next comparison divides them in another order.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from math import inf
+from random import shuffle
 from time import monotonic
 
 import psycopg
@@ -35,10 +38,9 @@ from pgqueue.database.backoff import described, jittered, persist, wait, without
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
-from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job
 from pgqueue.plain_text import plural
-from pgqueue.worker.doubles import resolve
+from pgqueue.worker.doubles import is_double, resolve
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -73,7 +75,7 @@ class Reconciler:
         await wait(self._state.doubt, self._pause)
         self._state.doubt.clear()  # before: a doubt that comes meanwhile is about a later claim
         try:
-            sure = await self._compare()
+            sure = await self.reconcile()
             seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
             again = REFUSED_SECONDS if self._refusals else AGAIN_SECONDS
             self._pause = jittered(seldom if sure else again)
@@ -81,12 +83,9 @@ class Reconciler:
             self._state.doubt.set()
             raise
 
-    async def reconcile(self) -> None:
-        """Hand back the jobs that are ours in the database and unknown here."""
-        await self._compare()
-
-    async def _compare(self) -> bool:
-        """False if some rows are left to decide on."""
+    async def reconcile(self) -> bool:
+        """Hand back the jobs that are ours in the database and unknown here. False if some rows are left to decide
+        on."""
         settled, link, worker_id = self._state.claims.settled, self._session.link, self._state.id
         self._refusals = 0
         keyed = [(job, job.claim) for job in self._state.held.values() if job.lock_key or job.limit_key]
@@ -99,6 +98,7 @@ class Reconciler:
         lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
         if not lost:
             return not unknown
+        shuffle(lost)  # so that it is not behind the same refused rows that a row stays
         released = await self._release(lost)
         if released:
             log.warning("the answer to a claim was lost: %s handed back", plural(released, "job is", "jobs are"))
@@ -106,17 +106,20 @@ class Reconciler:
 
     async def _release(self, lost: list[tuple[int, int]]) -> int:
         """Hand these jobs back; return how many. If the server refuses to move one, that one stays, and no other."""
-        link, worker_id = self._session.link, self._state.id
+        link, worker_id, notify = self._session.link, self._state.id, self._state.settings.notify
         ours_lost = {
             "ids": integers(job_id for job_id, _ in lost),
             "claims": integers(claim for _, claim in lost),
             "worker_id": worker_id,
-            "notify": self._state.settings.notify,
+            "notify": notify,
         }
         try:
-            [[(some, _)]] = await self._session.run(link.statement("complete_release", **ours_lost))
+            # Which keys they wait for is not known here, so no worker would ask for these.
+            [[(some, _)], _] = await self._session.run(
+                link.statement("complete_release", **ours_lost), link.statement("sweep_tell", notify=notify)
+            )
         except psycopg.Error as error:
-            if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+            if is_double(error):
                 if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
                     said = "%s of a claim whose answer was lost cannot be handed back yet: %s"
                     log.error(said, plural(len(lost), "job", "jobs"), without_values(error))

@@ -133,11 +133,8 @@ class RefusedRows:
                 last = again
             else:
                 if rows:
-                    message, name = (
-                        "%s cannot be started: it is failed, reason refused (%s)",
-                        f"job {row.id} ({row.task})",
-                    )
-                    log.error(message, name, said, extra={"job_id": row.id})
+                    message = "job %d (%s) cannot be started: it is failed, reason refused (%s)"
+                    log.error(message, row.id, row.task, said, extra={"job_id": row.id})
                 return
         self._leave(row, last)
 

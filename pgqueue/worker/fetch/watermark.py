@@ -34,7 +34,8 @@ h) of the fetches are the steps of a function. Of all ids that have ended only t
 
 Row locks obey none of this. A row that was locked was visible, and is behind the cursor when its lock is rolled back.
 `passed_over` finds these rows. Behind that stands a sweep that trusts no proof: once a minute one lane starts at zero.
-All workers together spend at most 1 % of a core on it. After a rescue all lanes start at zero at once.
+All workers together spend at most 1 % of a core on it, but none waits longer than an hour for the next one. After a
+rescue all lanes start at zero at once.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Watermark:
             self._sweep_due = now + self._sweep_every
             for lane in self._cursors:
                 self._begin_at_zero(lane, now)
-        elif now >= self._sweep_due:
+        elif lanes and now >= self._sweep_due:
             self._sweep_due = now + self._sweep_every
             self._begin_at_zero(min(_both_kinds(lanes), key=lambda lane: self._swept.get(lane, -math.inf)), now)
         self._in_flight = True

@@ -3,7 +3,7 @@
 A step is the same that the command makes which has begun the operation. Why each job is dealt with once, whichever
 processes work on it: the head of `admin/bulk/steps.py`. The leader is told of a new operation by a NOTIFY, and looks
 every 15 to 30 s for those whose process has died. Another worker goes on with one that is overdue by a minute, because
-the leader's loop may hang while its heartbeat lives.
+the leader may not do its duty although it lives.
 
 Steps have a session of their own, so that no claim waits for them. It is open while there is an operation. Each step is
 one message with its COMMIT: if this process is suspended, it holds no lock.

@@ -1,8 +1,9 @@
 """Measures how many jobs there are and since when they wait, for all that shows numbers. Runs in the worker that leads.
 
 Counting live is slow in the very incident for which people need the numbers: a long backlog, and a snapshot that keeps
-dead rows from being removed. So one worker measures now and then, and readers read table `depth`. A measurement takes
-at most one percent of the time: the pause after it is 100 times as long as it took, between 5 and 120 seconds.
+dead rows from being removed. So one worker measures now and then, and readers read table `depth`. The pause after a
+measurement is 100 times as long as it took, between 5 and 120 seconds. So measuring takes one percent of the time, and
+more only if one takes longer than 1.2 s.
 
 **Why a held snapshot does not make it slow.** Dead entries lie where jobs were taken: at the front of each lane.
 
@@ -83,7 +84,7 @@ class Depth:
 
     async def run(self) -> None:
         """Measure until cancelled, while this worker leads."""
-        await persist(self._step, name="depth", answers=self._shared.answers, past_data=True)
+        await persist(self._step, name="depth", answers=self._shared.answers, past_data=True, only_counts=True)
 
     async def _step(self) -> None:
         due = self._due if self._leads() else self._others_due

@@ -2,7 +2,7 @@
 Notes there, too, how many jobs wait.
 
 Runs in the worker that leads, every 30 to 60 seconds. Any other worker does a round every five minutes, because the
-leader's loop may hang while its heartbeat lives. If no round is made for days, parts wait in their table.
+leader may not do its duty although it lives. If no round is made for days, parts wait in their table.
 
 Why each part counts once in the minutes and once in the hours, also beside a second leader and after a crash:
 
@@ -56,7 +56,7 @@ class HistoryFold:
 
     async def run(self) -> None:
         """One round in 30 to 60 seconds until cancelled."""
-        await persist(self._step, name="history fold", answers=self._session.answers, past_data=True)
+        await persist(self._step, name="history fold", answers=self._session.answers, past_data=True, only_counts=True)
 
     async def _step(self) -> None:
         await wait(self._wake, jittered(ROUND_SECONDS))

@@ -1,8 +1,8 @@
 """Keeps history bounded: advances the rings, which throws away their oldest leaf.
 
-Runs in the worker that leads, and in `pgqueue prune`. In the worker it also deletes old rows of waiting clients, keys
-of rates that are at rest, and unique keys that are left over. A worker that has just taken the lead does what jobs may
-wait for, and leaves the last two to a second round, soon after.
+Runs in the worker that leads; `pgqueue prune` advances rings, too. A round here also deletes old rows of waiting
+clients, rows that say nothing any more (`_tidy`), and unique keys that are left over. A worker that has just taken the
+lead does what jobs may wait for, and leaves the last two to a second round, soon after.
 
 Advancing is one transaction inside the database: it truncates the next leaf and moves to it, or does neither. It waits
 at most 50 ms for a reader of history, so that no session queues behind it. If that fails, it is tried again in the
@@ -73,12 +73,11 @@ class Pruner:
     async def round(self) -> float:
         """Do one round; return the seconds until the next one, few if a reader was in the way.
 
-        A worker that does not lead does a round every 5 minutes: the leader's loop may hang while its heartbeat lives.
+        A worker that does not lead does a round every 5 minutes: the leader may not do its duty although it lives.
         """
         if not self._leads() and monotonic() < self._others_at:
             return jittered(ROUND_SECONDS)
         self._others_at = monotonic() + jittered(OTHERS_SECONDS)
-        await self._also()
         link = self._session.link
         restore, rings = link.statement("registration_restore_settings"), link.statement("pruner_rings")
         [[(restored,)], _, found] = await self._session.run(restore, link.statement("pruner_waiters"), rings)
@@ -91,6 +90,7 @@ class Pruner:
         if not new:
             await self._tidy()
             await self._keys()
+        await self._also()  # last: a job that the server refuses to move must not keep a ring from turning
         return READ_SECONDS if blocked else jittered(min(SECOND_SECONDS, ROUND_SECONDS) if new else ROUND_SECONDS)
 
     async def _keys(self) -> None:

@@ -22,11 +22,10 @@ from time import monotonic
 import psycopg
 
 from pgqueue.database.backoff import described, jittered, persist, wait
-from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
-from pgqueue.database.triggers import trigger_of
-from pgqueue.worker.doubles import resolve
+from pgqueue.worker.doubles import is_double, resolve
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -121,7 +120,7 @@ class Scheduler:
                 await self._session.run(*statements)
 
     async def _overdue(self) -> bool:
-        """Whether due jobs were not promoted: the leader's loop may hang while its session keeps the lead.
+        """Whether due jobs were not promoted: the leader may hold the lead and not do its duty.
 
         Asks for overdue ticks in the same message, because a worker that does not lead sends nothing else for ticks.
         """
@@ -150,10 +149,10 @@ class Scheduler:
                     link.statement("scheduler_next", **where),
                 )
             except psycopg.Error as error:
-                if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+                if is_double(error):
                     if await self._resolve_doubles():
                         continue
-                elif trigger_of(error) is None and not refuses_row(error):
+                elif not refuses_move(error):
                     raise
                 refused += await self._narrow(n, error, where)
                 if refused == PASSED_MOST:

@@ -31,9 +31,8 @@ import psycopg
 
 from pgqueue.database import forks, statements
 from pgqueue.database.backoff import Backoff, is_loss, one_line, transient, within
-from pgqueue.database.sessions import PAUSE_MOST, Session
-from pgqueue.database.sessions import Identity as Identity
-from pgqueue.worker.liveness.loop_monitor import LoopMonitor
+from pgqueue.database.sessions import PAUSE_MOST, Identity, Session
+from pgqueue.worker.liveness.blocked_loop import BlockedLoop
 from pgqueue.worker.liveness.memory import rss
 from pgqueue.worker.liveness.stacks import Stacks
 from pgqueue.worker.run.running_jobs import RunningJobs
@@ -114,14 +113,14 @@ class Heartbeat:
     """Sends a heartbeat every third of the lease until stopped.
 
     `sessions`: what a rescue would have to end, each with the job that has its transaction there, if one has. `stacks`
-    answers where jobs stand, after each heartbeat.
+    answers where jobs stand, after each heartbeat. `blocked_loop` gives away what the loop keeps from others.
     """
 
     def __init__(
         self,
         state: WorkerState,
         running: RunningJobs,
-        monitor: LoopMonitor,
+        blocked_loop: BlockedLoop,
         receiver: Receiver,
         *,
         sessions: Callable[[], Mapping[Identity, int | None]],
@@ -141,14 +140,17 @@ class Heartbeat:
         self._session = Session(replace(state.link, left=set()), NAME, most=most)
         self._backoff = Backoff(most=most)
         self._said_late = False
+        self._full = False
+        """The last heartbeat has said that no slot is free, because the loop was blocked."""
         self._generation = 0
         """Of the last session that has carried a heartbeat."""
         self._lease = lease
         self._running = running
-        self._monitor = monitor
+        self._monitor = blocked_loop.monitor
         self._receiver = receiver
         self._sessions = sessions
         self._stacks = stacks
+        self._blocked_loop = blocked_loop
         self._due = monotonic()
         self._listed: list[Callable[[], object]] = []
         self._stop = threading.Event()
@@ -212,7 +214,7 @@ class Heartbeat:
                 self._wait(self._failed(error))
             else:
                 self._backoff.succeeded()
-                self._wait(self._due - monotonic())
+                self._wait(self._due - monotonic(), relieves=True)
         loop.run(self._session.close())
 
     def _failed(self, error: Exception) -> float:
@@ -221,22 +223,27 @@ class Heartbeat:
             self._said_late = True
             log.info("heartbeat: no jobs are taken until a heartbeat goes through")
         if not transient(error):
-            what = "the database refuses it" if isinstance(error, psycopg.Error) else "it cannot be sent"
-            log.exception("heartbeat: %s; this worker will be taken for dead", what)
+            refused = isinstance(error, psycopg.Error)
+            what = "the database refuses it" if refused else "it cannot be sent"
+            log.error("heartbeat: %s; this worker will be taken for dead", what, exc_info=not refused)
         elif is_loss(error):
             return self._session.link.outage.pause(NAME)
         pause = self._backoff.pause()
         log.warning("heartbeat: %s; trying again in %.2f s", one_line(error), pause)
         return pause
 
-    def _wait(self, seconds: float) -> None:
-        """Wait up to `seconds`, or until a stop or a heartbeat is requested. Check the event loop meanwhile."""
+    def _wait(self, seconds: float, *, relieves: bool = False) -> None:
+        """Wait up to `seconds`, or until a stop or a heartbeat is requested. Check the event loop meanwhile; with
+        `relieves` return also when it is to be relieved, or was blocked at the last heartbeat and goes on."""
         end = monotonic() + seconds
         while (left := end - monotonic()) > 0:
-            if self._wake.wait(min(left, self._monitor.every)):
+            before, most = monotonic(), min(left, self._monitor.every)
+            if self._wake.wait(most):
                 self._wake.clear()
                 return
-            self._monitor.look()
+            self._monitor.look(monotonic() - before - most)
+            if relieves and (self._blocked_loop.wanted() or (self._full and not self._blocked_loop.is_blocked())):
+                return
 
     def _tell(self, listed: int) -> None:
         for done in self._listed[:listed]:
@@ -252,6 +259,7 @@ class Heartbeat:
             {"pid": pid, "backend_start": start} | ({"job": job} if job is not None else {})
             for (pid, start), job in {**self._sessions(), **ours}.items()
         ]
+        full = self._blocked_loop.is_blocked()  # nothing can start meanwhile
         write = self._session.link.statement(
             "heartbeat_write",
             worker_id=self._worker_id,
@@ -260,11 +268,12 @@ class Heartbeat:
             # A heartbeat ahead of time does not write the running jobs. Rescue takes a job as not started if it was
             # claimed before the last list of running jobs and is missing there. A job may be about to start just now.
             running=statements.integers(list(self._running.runs)) if due else None,
+            free=statements.integers(0 if full else self._running.free(queue) for queue in self._state.settings.queues),
             lost=self._running.lost,
             rss=rss(),
             sessions=msgspec.json.encode(sessions).decode(),
         )
-        sent = monotonic()
+        sent, self._full = monotonic(), full
         [rows] = await self._session.run(write)
         mine = [born for worker_id, _, _, born in rows if worker_id == self._worker_id]
         if not mine:
@@ -288,4 +297,5 @@ class Heartbeat:
         self._state.other_workers = self.judge.live()
         if dead:
             self._receiver.workers_died(dead)
+        await self._blocked_loop.relieve(self._session, self._worker_id)
         await self._stacks.answer(self._session, self._worker_id)

@@ -34,17 +34,28 @@ class LoopMonitor:
         self._running = running
         self._thread = threading.get_ident()
         self._asked = 0
-        self._asked_at = self._looked_at = monotonic()
+        self._asked_at = monotonic()
         self._named: int | None = None
 
-    def look(self) -> None:
-        """Ask the loop for a turn. If the turn asked for before is overdue, log the job that blocks the loop."""
-        now, before = monotonic(), self._looked_at
-        self._looked_at = now
-        if self.turns == self._asked:
+    def owed(self) -> int | None:
+        """The number of the turn that was asked for and is not taken yet; None if there is none."""
+        return None if self.turns == self._asked else self._asked
+
+    def blocked(self) -> float:
+        """Seconds since the turn was asked for that the loop owes; 0 if it owes none."""
+        return 0.0 if self.owed() is None else monotonic() - self._asked_at
+
+    def look(self, late: float = 0.0) -> None:
+        """Ask the loop for a turn. If the turn asked for before is overdue, log the job that blocks the loop.
+
+        `late`: how many seconds too late this thread has come. If it did not run either, the process was suspended, or
+        a handler held the interpreter's lock. Then the time counts anew.
+        """
+        now = monotonic()
+        if self.owed() is None:
             self._ask(now)
-        elif now - before > 2 * self._most:
-            self._asked_at = now  # this thread did not run either: the process was suspended
+        elif late > self._most:
+            self._asked_at = now
         elif now - self._asked_at >= self._most:
             self._name(now - self._asked_at)
 

@@ -13,6 +13,7 @@ import psycopg
 
 from pgqueue.database import migrations, statements
 from pgqueue.database.backoff import one_line
+from pgqueue.database.grants import needing
 from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Link, options, transaction
 from pgqueue.worker.state import WorkerState
@@ -39,7 +40,11 @@ def enter(state: WorkerState) -> int:
 
 def _enter(state: WorkerState) -> int:
     link, settings = state.link, state.settings
-    with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
+    with (
+        psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn,
+        needing(conn, "work"),
+        transaction(conn, link),
+    ):
         migrations.require(conn, link.schema)
         restore_settings(conn, link.schema)
         sequences = advancing(link.schema, whole=False)
@@ -82,7 +87,7 @@ def withdraw(link: Link, worker_id: int) -> None:
         with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
             conn.execute(statements.text("registration_leave", link.schema), {"worker_id": worker_id})
     except psycopg.Error as error:
-        log.warning("could not sign off: %s", str(error).strip())
+        log.warning("could not sign off: %s", one_line(error))
 
 
 def register(

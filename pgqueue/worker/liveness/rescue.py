@@ -9,7 +9,8 @@ worker claimed while it was being declared dead. Every step may be repeated, and
 3. Its running jobs are moved, in batches. A notification lets fetchers start at position zero.
 
 If the server refuses to move a job, as because a trigger of the application raises, smaller batches find that job. It
-stays where it is, and every other job is moved.
+stays where it is, and every other job is moved. After `PASSED_MOST` such jobs of a worker, those behind them have to
+wait: the next rescue begins with them.
 
 If the rescuing worker dies between these steps, stray jobs are left, or an unmarked row that the next judge acts on.
 """
@@ -27,9 +28,8 @@ from pgqueue.database.backoff import described, of_data, transient, without_valu
 from pgqueue.database.row_errors import refuses_move, refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
-from pgqueue.database.triggers import trigger_of
 from pgqueue.plain_text import plural
-from pgqueue.worker.doubles import resolve
+from pgqueue.worker.doubles import is_double, resolve
 
 log = logging.getLogger("pgqueue")
 
@@ -37,7 +37,7 @@ BATCH = 1_000
 WIDER = 8
 """After a batch was refused for a job, the next one is so much smaller; after one that was not, so much larger."""
 PASSED_MOST, SAID_SECONDS = 20, 60.0
-"""How many jobs of a worker may be passed over in one rescue, and how often such a job is named."""
+"""How many jobs of a worker are passed over in one rescue, and how often such a job is named."""
 # If an old snapshot is open, a look for stray jobs walks the dead rows of all jobs since, and claims wait for it. Then
 # once a minute is too often: looks take a quarter of a percent of the time, but come at least every SELDOM_SECONDS.
 STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
@@ -67,6 +67,8 @@ class Rescue:
         self._rescued = rescued
         self._acted = acted
         self._reports: dict[int, int] = {}
+        self._passed: dict[int, list[int]] = {}
+        """Of a worker: the jobs that the last rescue passed over before it stopped; the next one begins behind them."""
         self._said_at = -inf
         self._strays_at = 0.0
 
@@ -76,10 +78,11 @@ class Rescue:
         If we lead, or the dead worker still holds the lead, the rescue comes at once. Else it comes with report number
         REPORTS.
         """
-        self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
+        # The next report may come before all of these are rescued: it counts on, and takes nothing away here.
+        reports = self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
         for worker_id, beat in dead:
             try:
-                if leads or self._reports[worker_id] >= REPORTS or await self._leading(worker_id):
+                if leads or reports[worker_id] >= REPORTS or await self._leading(worker_id):
                     await self.rescue(worker_id, beat)
                     self._acted()
             except Exception as error:
@@ -112,7 +115,7 @@ class Rescue:
         try:
             [[(_, refused)]] = await self._session.run(disarm)
         except psycopg.errors.InsufficientPrivilege as error:
-            log.warning("worker %d: its sessions could not be ended: %s; %s", worker_id, error, GRANT)
+            log.warning("worker %d: its sessions could not be ended: %s; %s", worker_id, without_values(error), GRANT)
             return
         if refused:
             log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
@@ -132,7 +135,7 @@ class Rescue:
 
     async def _move(self, worker_id: int) -> int:
         """Give the jobs of this worker back, in batches. A job that the server refuses to move stays, and no other."""
-        moved, most, passed = 0, BATCH, list[int]()
+        moved, most, passed = 0, BATCH, self._passed.pop(worker_id, [])
         link, notify = self._session.link, self._notify
         while most:
             now = {"n": most, "first": moved == 0, "passed": integers(passed)}
@@ -140,7 +143,7 @@ class Rescue:
                 move = link.statement("rescue_jobs", worker_id=worker_id, notify=notify, **now)
                 [[(count, _)]] = await self._session.run(move)
             except psycopg.Error as error:
-                if isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None:
+                if is_double(error):
                     most = await self._resolve(worker_id, most, error)
                 elif refuses_move(error):
                     most = await self._narrow(worker_id, most, passed, error)
@@ -165,7 +168,7 @@ class Rescue:
 
     async def _narrow(self, worker_id: int, most: int, passed: list[int], error: psycopg.Error) -> int:
         """The server refuses to move `most` jobs. How many to move next: fewer; or many, if the job is found and passed
-        over; or 0, if it refuses many jobs. `strays` comes back to these."""
+        over; or 0, if it refuses many jobs. `strays` comes back to those behind them."""
         link = self._session.link
         [unfit] = await self._session.run(link.statement("rescue_refuse_unfit", worker_id=worker_id))
         if unfit:
@@ -176,7 +179,7 @@ class Rescue:
             return max(1, most // WIDER)
         first = link.statement("rescue_first", worker_id=worker_id, passed=integers(passed))
         [found] = await self._session.run(first)
-        if not found or len(passed) == PASSED_MOST:
+        if not found:
             return 0
         [(id, task)] = found
         passed.append(id)
@@ -184,4 +187,7 @@ class Rescue:
             self._said_at = monotonic()
             said = "job %d (%s) of worker %d cannot be given back: %s. It is tried again; so are others like it"
             log.error(said, id, task, worker_id, described(error))
-        return BATCH
+        if len(passed) % PASSED_MOST:
+            return BATCH
+        self._passed[worker_id] = passed
+        return 0

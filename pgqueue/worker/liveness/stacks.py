@@ -64,7 +64,7 @@ class Stacks:
             async with asyncio.timeout(self._state.settings.lease / 6):
                 [rows] = await session.run(link.statement("stacks_wanted", worker_id=worker_id))
                 for request, job_id, claim in rows:
-                    said = json.dumps(self.of(job_id, claim))
+                    said = json.dumps({**self.of(job_id, claim), "worker": worker_id})
                     await session.run(link.statement("stacks_answer", id=request, answer=said))
         except (psycopg.Error, TimeoutError) as error:
             self._refused = isinstance(error, psycopg.errors.InsufficientPrivilege)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.backoff import doubled, jittered, persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.outcomes import Cancelled, Outcome
 from pgqueue.plain_text import plural
@@ -88,7 +88,7 @@ class Cancellation:
 
     def _again_soon(self, missed: list[int]) -> None:
         self._misses = self._misses + 1 if missed else 0
-        self._pause = min(LOOK_SECONDS, SOON_FIRST * 2**self._misses) if missed else LOOK_SECONDS
+        self._pause = doubled(SOON_FIRST, self._misses, LOOK_SECONDS) if missed else LOOK_SECONDS
 
     def _stop(self, job_id: int, claim: int, reason: str) -> bool:
         if not self._interrupt(job_id, Cancelled(reason)):

@@ -29,7 +29,7 @@ from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted, unheard
-from pgqueue.worker.run.slots import SlotGroup, runs_on_loop
+from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.run.threads import Threads
 from pgqueue.worker.run.timeouts import Timeouts
 
@@ -206,7 +206,7 @@ class Executor:
                 job, task = entry
                 self._running.runs[job.id] = run = Run(job)
                 self._runs.add(run)
-                if runs_on_loop(task):
+                if task.is_async:
                     run.task = self._loop.create_task(self._run(group, run, job, task), context=self._context.copy())
                     run.task.add_done_callback(partial(self._run_ended, group, run))
                     # This run may work off all waiting jobs in its turn; more runs are started only if it waits.
@@ -292,7 +292,11 @@ class Executor:
             finish(job, outcome)
             if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
                 del running[job.id]
-            if now > self._turn_ends or me.cancelling() or contextvars.copy_context() != clean:
+            try:
+                changed = contextvars.copy_context() != clean
+            except Exception:  # values of the application are compared, and some cannot be
+                changed = True
+            if changed or now > self._turn_ends or me.cancelling():
                 group.end(ran)
                 self._slot_freed(group)
                 return

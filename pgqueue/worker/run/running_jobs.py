@@ -44,6 +44,10 @@ class RunningJobs:
         """Whether half of the slots are lost."""
         return self.lost > 0 and 2 * self.lost >= self.slots
 
+    def free(self, queue: str) -> int:
+        """How many slots are free for jobs of this queue, behind those that wait for one here. From any thread."""
+        return sum(group.unclaimed() for group in self.groups if queue in group.queues)
+
     def jobs(self) -> list[Job]:
         """The jobs that run now. From any thread."""
         return [job for run in list(self.runs.values()) if (job := run.job) is not None]

@@ -22,7 +22,7 @@ import logging
 import random
 from typing import Any
 
-from pgqueue.database.backoff import jittered, transient, within
+from pgqueue.database.backoff import doubled, jittered, transient, within
 from pgqueue.database.foreign_errors import attribute
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session
@@ -209,4 +209,4 @@ def _answer(noting: asyncio.Future[int | None]) -> int | None:
 
 def pause(abort: int) -> float:
     """Seconds before the run after this abort: 50 ms at least, up to 1 s as they add up, at random in between."""
-    return random.uniform(PAUSE_LEAST, min(PAUSE_MOST, PAUSE_FIRST * 2.0 ** (abort - 1)))
+    return random.uniform(PAUSE_LEAST, doubled(PAUSE_FIRST, abort - 1, PAUSE_MOST))

@@ -63,6 +63,8 @@ class SlotGroup:
         """Slots that waiting jobs do not get, because a job is about to come that must start at once."""
         self._lock = threading.Lock()
         self._seconds, self._jobs = 0.0, 0
+        self._seen: set[Job] = set()
+        """The jobs that waited here at the last look of `surplus`."""
 
     def room(self) -> int:
         """How many jobs to fetch now; 0 while enough wait here."""
@@ -78,19 +80,18 @@ class SlotGroup:
 
     def free(self) -> int:
         """How many slots are free just now for what starts at once."""
-        unclaimed = self.slots - self.running - len(self.waiting)
-        return max(0, unclaimed, min(self.reserved, self.slots - self.running))
+        return max(self.unclaimed(), min(self.reserved, self.slots - self.running))
+
+    def unclaimed(self) -> int:
+        """How many slots are left when what waits here has had its slot."""
+        return max(0, self.slots - self.running - len(self.waiting))
 
     def take(self, is_async: bool, seconds: float) -> Entry | None:
         """The next waiting job for a run of this kind that has finished one; None: the run is over, its slot free."""
         with self._lock:
             self._seconds += seconds
             self._jobs += 1
-            if (
-                self.waiting
-                and runs_on_loop(self.waiting[0][1]) is is_async
-                and self.running <= self.slots - self.reserved
-            ):
+            if self.waiting and self.waiting[0][1].is_async is is_async and self.running <= self.slots - self.reserved:
                 return self.waiting.popleft()
             self.running -= 1
             return None
@@ -142,6 +143,23 @@ class SlotGroup:
                     return job
             return None
 
+    def surplus(self) -> list[Job]:
+        """Look at the jobs that wait. If some are left of the last look, take out all but as many as have gone since.
+
+        Those stay that start first, and those under a rate: they go back at a moment of their own.
+        """
+        with self._lock:
+            left = sum(job in self._seen for job, _ in self.waiting)
+            stay = len(self._seen) - left
+            gone = [job for job, _ in self.waiting if job.start_by is None][stay:] if left else []
+            if gone:
+                out = set(gone)
+                self.waiting = deque(entry for entry in self.waiting if entry[0] not in out)
+                self.prefetch, self.behind = min(self.prefetch, stay), min(self.behind, stay)
+                self._seconds, self._jobs = 0.0, 0
+            self._seen = {job for job, _ in self.waiting}
+            return gone
+
     def adapt(self, least: int = 0) -> None:
         """Set `prefetch` from how long jobs have lasted since the last fetch: 50 ms of work, none for long jobs.
 
@@ -160,11 +178,6 @@ class SlotGroup:
         # Twice the number of jobs just worked off, at most: a few quick jobs say little about the next thousand.
         self.prefetch = min(int(self.slots * wanted), 2 * jobs, PREFETCH_MOST)
         self.behind = min(int(wanted), 2 * jobs, BEHIND_MOST)
-
-
-def runs_on_loop(task: Task[..., Any]) -> bool:
-    """Whether its runs are on the loop; else they are in a thread."""
-    return task.is_async
 
 
 def slot_groups(queues: Mapping[str, int | None], concurrency: int) -> list[SlotGroup]:

@@ -38,6 +38,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from pgqueue.client.tasks import REQUIRED
+from pgqueue.database.backoff import one_line
 from pgqueue.database.sessions import ROUND_TRIP_SECONDS, hang_up
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobLost
@@ -306,7 +307,7 @@ class Commit:
             "job %d (%s): no answer says whether its COMMIT took place (%s); finding out whether it was committed",
             self._job.id,
             self._job.task,
-            str(error).strip() or type(error).__name__,
+            one_line(error),
             extra=fields(self._job),
         )
         pid, backend_start = self._around.pool.identity(conn) or (None, None)

@@ -6,7 +6,7 @@ first asked for: a worker whose tasks want none has none.
 1. Each connection is made known to the other workers (`listed`) before a handler gets it. So a worker that rescues this
    one's jobs can end its session: a stopped process would keep its row locks for ever.
 2. A connection that broke on this side stays known until its session has been ended. The server may not have noticed,
-   and the next attempt would run into its locks.
+   and the next attempt would run into its locks. A connection that turns out to be dead at this step goes to no job.
 3. A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
    cleared in the message that commits (`commit_message`). A connection that did not commit is closed.
 4. If that message has begun a transaction early, the connection stays here for the next job, outside of its pool. If no
@@ -40,12 +40,13 @@ from psycopg.rows import tuple_row
 
 from pgqueue.database import forks
 from pgqueue.database.backoff import to_its_end
-from pgqueue.database.sessions import Link, options
+from pgqueue.database.sessions import Identity, Link, options, own
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.worker.transactions.commit_message import CommitMessage
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
 from pgqueue.worker.transactions.handler_cursor import AsyncHandlerCursor, HandlerCursor
 from pgqueue.worker.transactions.permits import Permits
+from pgqueue.worker.transactions.pool_log import NAME, quieten
 from pgqueue.worker.transactions.steps import asend, awaited, blocked, run, send
 
 if TYPE_CHECKING:
@@ -56,10 +57,8 @@ if TYPE_CHECKING:
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 # A transaction begun early may stand so long without a job; a stop waits so long for those that are being undone.
-EARLY_SECONDS = UNDO_SECONDS = 1.0
-NAME = "pgqueue job"
+STALE_SECONDS = UNDO_SECONDS = 1.0
 
-Identity = tuple[int, str]
 C = TypeVar("C", HandlerConnection, AsyncHandlerConnection)
 
 
@@ -138,7 +137,7 @@ class Side(Generic[C]):
 
     def take_stale(self) -> list[C]:
         """Those of `early` that were begun long ago, taken out; another thread may be quicker."""
-        before, found = monotonic() - EARLY_SECONDS, list[C]()
+        before, found = monotonic() - STALE_SECONDS, list[C]()
         for conn in self.early[:]:
             early = conn.early
             if early is not None and early.at <= before:
@@ -187,28 +186,45 @@ class Side(Generic[C]):
             return early  # a session that broke is ended in no job's transaction
         if (orphans or self._crowded()) and (early := self.take_early()) is not None:
             await self.undo_early(early)  # there may be none left in the pool
+        left = self.pools.size  # all that lie in the pool may be dead; if the database is away, `_get` raises
+        while True:
+            conn = await self._get()
+            try:
+                for orphan in list(orphans):
+                    await self.send(conn, self.pools.end_of(orphan))
+                    orphans.discard(orphan)
+            except BaseException as error:
+                was_dead = conn.closed and isinstance(error, OperationalError)
+                await self.release(conn)
+                left -= 1
+                if not was_dead or left < 0 or self._stopped():
+                    raise
+            else:
+                return conn
+
+    def _stopped(self) -> bool:
+        """Whether the task here was cancelled: an error of a connection may have taken the place of that."""
+        task = asyncio.current_task() if self.is_async else None
+        return task is not None and task.cancelling() > 0
+
+    async def _get(self) -> C:
+        """A connection of psycopg's pool. It may be dead: the pool does not check."""
         try:
             if self.pool is None:
                 self._open()
             if self.is_async and self.pool.closed:
                 await self.pool.open()
             conn: C = await self.wait(self.pool.getconn())
-            conn.out_since = monotonic()
         except OperationalError as error:
             self._explain(error)
             raise
-        try:
-            for orphan in list(orphans):
-                await self.send(conn, self.pools.end_of(orphan))
-                orphans.discard(orphan)
-        except BaseException:
-            await self.release(conn)
-            raise
+        conn.out_since = monotonic()
         return conn
 
     def _open(self) -> None:
         from psycopg_pool import AsyncConnectionPool, ConnectionPool  # with the first request: most workers need none
 
+        quieten()
         with self._lock:
             if self.pools.closed:
                 raise _closed()
@@ -253,7 +269,7 @@ class HandlerPool:
         self._link = link
         self._prepare = 5 if link.prepare else None
         self._prepared = CommitMessage(link.schema) if link.prepare else None
-        self._size = size = slots if size is None else min(size, slots)
+        self.size = size = slots if size is None else min(size, slots)
         self._listed = listed
         self._loop = asyncio.get_running_loop()
         self._naming = threading.Lock()
@@ -328,7 +344,7 @@ class HandlerPool:
             "configure": self._aconfigure if is_async else self._configure,
             "kwargs": options(self._link, NAME) | {"prepare_threshold": self._prepare},
             "min_size": 0,
-            "max_size": self._size,
+            "max_size": self.size,
             "open": False,
             "name": NAME,
             "timeout": GET_SECONDS,
@@ -340,7 +356,7 @@ class HandlerPool:
     def _configure(self, conn: HandlerConnection) -> None:
         forks.cut_in_children(conn)
         _give_cursors(conn)
-        if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchone()):
+        if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchall()):
             done: Future[object] = asyncio.run_coroutine_threadsafe(_awaited(self._listed), self._loop)
             done.result()
 
@@ -348,15 +364,16 @@ class HandlerPool:
         forks.cut_in_children(conn)
         _give_cursors(conn)
         cursor = await conn.execute(text("sessions_identity", self._link.schema))
-        if self._own(conn, await cursor.fetchone()):
+        if self._own(conn, await cursor.fetchall()):
             await self._listed()
 
-    def _own(self, conn: HandlerConnection | AsyncHandlerConnection, row: tuple[int, str] | None) -> bool:
-        """Whether the session is the worker's alone: a pooler names a number that is not its backend's."""
-        if row is None or row[0] != conn.info.backend_pid:
+    def _own(self, conn: HandlerConnection | AsyncHandlerConnection, rows: list[tuple[int, str]]) -> bool:
+        """Whether the session is the worker's alone."""
+        identity = own(conn, rows)
+        if identity is None:
             return False
         with self._naming:
-            self._known[conn] = (row[0], row[1])
+            self._known[conn] = identity
         conn.own, conn.prepared = True, self._prepared
         return True
 

@@ -6,12 +6,10 @@ Used by `commit`, `in_doubt`, `handler_pool`, `handler_connection`. Their bodies
    has blocked, and `wait` has its answer.
 2. On the loop a body is awaited. A cancellation lands at an `await`, as in any coroutine.
 3. In a thread a body never suspends. So `run` has its result after one `send`.
-4. In a thread a body is therefore a stack of plain calls. An Interrupted may be raised at any instruction; it lands
-   inside the body, whose `except` and `finally` see it in that thread.
-5. A generator that yields its steps (`database.steps`) would be suspended at each step. An Interrupted could land in
-   its driver instead, and no `finally` of the generator would run.
-6. In a thread a body is made only where nothing is raised into it (RunningJobs.shield, RunningJobs.uninterruptible). So
-   none is dropped before its first step.
+4. In a thread a body is therefore a stack of plain calls: its `except` and `finally` see, in that thread, what a step
+   raises.
+5. In a thread a body is made and run only where nothing is raised into it from outside (RunningJobs.shield,
+   RunningJobs.uninterruptible). So none is dropped before its first step, and none is left half-way.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from psycopg import AsyncConnection, Connection
 
 from pgqueue.client.middleware import Handler
 from pgqueue.client.tasks import Task
+from pgqueue.database.sessions import Identity
 from pgqueue.errors import Error
 from pgqueue.jobs.job import Job, current_job
 from pgqueue.jobs.outcomes import Outcome
 from pgqueue.worker.transactions.async_transaction import AsyncTransaction
 from pgqueue.worker.transactions.commit import TransactionServices
-from pgqueue.worker.transactions.handler_pool import Identity
 from pgqueue.worker.transactions.transaction import Transaction
 
 if TYPE_CHECKING:

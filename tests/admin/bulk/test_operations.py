@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from math import ceil
 from typing import Any
 
 import psycopg
@@ -680,6 +681,15 @@ def test_paces(app: Conn) -> None:
     runner.step(app, made)
     [(ahead,)] = app.execute("SELECT extract(epoch FROM next_at - pgqueue.now()) FROM pgqueue.bulk").fetchall()
     assert pgqueue.get_bulk(app, begun.id).counts == {"retried": 10} and 0.5 < float(ahead) <= 1.0
+
+
+@pytest.mark.promise("F88")
+@pytest.mark.parametrize("pace", [0.5, 50.5, 1_000, 1_001, 1_500, 1_999.5, 10_000, 1e9])
+def test_the_steps_of_a_second_are_not_more_than_the_pace(pace: float) -> None:
+    """Naive: two steps of 1,000 jobs fall into a second at 1,500 jobs a second."""
+    size = steps.size_of(pace)
+    many = ceil(pace / size)  # a step is followed by a pause of size / pace seconds
+    assert 1 <= size <= 1_000 and many * size < pace + many
 
 
 @pytest.mark.promise("F88")

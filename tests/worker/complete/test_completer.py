@@ -331,6 +331,8 @@ async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(
     """Nor if we were taken for dead meanwhile: what we ended under our last id is nobody else's."""
     outcomes = EVERY
     jobs = await desk.jobs(len(outcomes))
+    counted: list[Ended] = []
+    desk.completer.counted = counted.extend
     await cut(desk, before_commit=False, another_id=taken_for_dead)
     for job, outcome in zip(jobs, outcomes, strict=True):
         desk.completer.finish(job, outcome)
@@ -338,6 +340,8 @@ async def test_an_answer_that_was_lost_after_the_commit_is_no_fence(
     assert desk.completer.fenced == 0
     assert sorted(desk.written) == [job.id for job in jobs]
     assert eyes.states() == {"completed": 2, "scheduled": 1, "failed": 1, "available": 2}
+    ended = {job.id: outcome for job, outcome in zip(jobs, outcomes, strict=True) if outcome is not RELEASED}
+    assert {job.id: outcome for job, outcome in counted} == ended and len(counted) == len(ended)
 
 
 @pytest.mark.promise("F06")

@@ -25,7 +25,7 @@ from pgqueue import Job, Lock, Rate, Retry, Snooze, testing
 from pgqueue.admin import queues as queue_switch
 from pgqueue.admin.limits import RateInfo, change_rate, rates
 from pgqueue.client.tasks import limitings, task
-from pgqueue.database import statements
+from pgqueue.database import sessions, statements
 from pgqueue.database.sessions import Link
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.jobs.concurrency import rates_of
@@ -591,6 +591,19 @@ async def test_one_who_comes_while_the_last_of_a_line_is_let_in_is_not_forgotten
     assert [job.id for job in pacer.jobs] == [first, *late]
 
 
+@pytest.mark.parametrize("said", ['["\\u0000", "k"]', '["k", "a\\u0000b"]', '["", "k", "' + 9_000 * "x" + '"]'])
+async def test_a_notification_that_names_what_is_no_key_stops_no_rate(pacers: Pacers, eyes: Eyes, said: str) -> None:
+    """Any role may notify."""
+    eyes.do(RATED, "k", *FAST)
+    [job] = rated(eyes, 1)
+    pacer = pacers()
+    await pacer.park()
+    pacer.rates.handed_on(said)
+    async with asyncio.timeout(30):
+        while [each.id for each in pacer.jobs] != [job]:
+            await pacer.rates._step()
+
+
 async def test_a_line_that_is_handed_on_is_looked_at_whatever_was_known_of_its_rate(pacers: Pacers, eyes: Eyes) -> None:
     eyes.do(RATED, "k", *SLOW)
     ids = rated(eyes, 2)
@@ -1114,3 +1127,129 @@ def test_people_see_rates_and_set_them(dsn: str, eyes: Eyes) -> None:
         assert (refused.returncode, why in refused.stderr) == (code, True), refused.stderr
     with pytest.raises(LimitNotFound, match="no worker has declared it"):
         change_rate(eyes.conn, "later", "5/s")
+
+
+# A slot that is kept free --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F179")
+@pytest.mark.parametrize("gone", ["cancelled", "taken"])
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_a_slot_that_was_kept_in_vain_is_filled_by_what_waits(
+    dsn: str, eyes: Eyes, conn: psycopg.Connection, gone: str, slots: int
+) -> None:
+    """The job under a rate is cancelled, or another worker takes it. A second slot has a job that does not end."""
+    ran: list[str] = []
+    go = asyncio.Event()
+
+    @task(name="kept.rated", rate="1/2s")
+    async def rated() -> None:
+        ran.append("rated")
+
+    @task(name="kept.long")
+    async def long(free: bool) -> None:
+        await (go if free else asyncio.Event()).wait()
+
+    @task(name="kept.plain")
+    async def plain() -> None:
+        ran.append("plain")
+
+    async with work(dsn, rated, long, plain, concurrency=slots) as worker:
+        [group] = worker.services.running.groups
+        jobs = [handle.id for handle in rated.enqueue_many(eyes.conn, [()] * 2)]
+        await until(lambda: ran == ["rated"] and eyes.states().get("blocked") == 1)
+        long.enqueue_many(eyes.conn, [(True,), (False,)][:slots])
+        await until(lambda: group.running == slots)
+        plain.enqueue_many(eyes.conn, [()] * 20)
+        await until(lambda: group.reserved == 1)
+        if gone == "cancelled":
+            [left] = [job for job in jobs if eyes.is_in(job, "blocked")()]
+            assert pgqueue.cancel(conn, left)
+            conn.commit()
+        else:
+            async with work(dsn, rated, concurrency=1):
+                await until(lambda: ran == ["rated"] * 2)
+                await until(eyes.done(2))
+        go.set()
+        await until(lambda: ran.count("plain") == 20, 5.0)
+
+
+@pytest.mark.promise("F179")
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_a_slot_is_kept_no_longer_if_rates_cannot_be_asked(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    ran: list[str] = []
+    go, end = asyncio.Event(), asyncio.Event()
+
+    @task(name="kept.rated", rate="1/2s")
+    async def rated() -> None:
+        ran.append("rated")
+
+    @task(name="kept.long")
+    async def long() -> None:
+        await go.wait()
+
+    @task(name="kept.plain")
+    async def plain() -> None:
+        ran.append("plain")
+        await end.wait()
+
+    connect = sessions.connect
+
+    async def refuses(link: Link, application_name: str) -> Any:
+        if application_name == "pgqueue rates":
+            raise psycopg.errors.TooManyConnections("sorry, too many clients already")
+        return await connect(link, application_name)
+
+    async with work(dsn, rated, long, plain, concurrency=slots) as worker:
+        [group] = worker.services.running.groups
+        rated.enqueue_many(eyes.conn, [()] * 2)
+        await until(lambda: ran == ["rated"] and eyes.states().get("blocked") == 1)
+        long.enqueue_many(eyes.conn, [()] * slots)
+        await until(lambda: group.running == slots)
+        await until(lambda: group.reserved == 1)
+        monkeypatch.setattr(sessions, "connect", refuses)
+        await worker.services.rates_session.close()  # as if its connection were lost
+        go.set()
+        await until(lambda: group.running == 0)
+        plain.enqueue_many(eyes.conn, [()] * slots)
+        await until(lambda: ran.count("plain") == slots, 10.0)
+        end.set()
+
+
+@pytest.mark.second
+@pytest.mark.promise("F179")
+@pytest.mark.parametrize("off", ["notify", "listen"])
+async def test_a_worker_that_cannot_be_told_finds_the_rates_of_a_full_one(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, off: str
+) -> None:
+    """The full worker leads and sweeps; the other one gets its free slot when it has looked already."""
+    began: list[int] = []
+    go, other_go = asyncio.Event(), asyncio.Event()
+
+    @task(name="untold.rated", rate="20/s")
+    async def rated(job: Job) -> None:
+        began.append(job.id)
+        await go.wait()
+
+    @task(name="untold.busy", queue="other")
+    async def busy() -> None:
+        await other_go.wait()
+
+    if off == "notify":
+        monkeypatch.setenv("PGQUEUE_NOTIFY", "off")
+    options: dict[str, Any] = {"concurrency": 1} | ({"listen_dsn": "off"} if off == "listen" else {})
+    async with work(dsn, rated, busy, queues=["default"], **options) as full:
+        await until(full.services.election.leads)
+        async with work(dsn, rated, busy, queues=["default", "other"], **options) as other:
+            busy.enqueue(eyes.conn)
+            await until(lambda: len(other.state.held) == 1)
+            rated.enqueue_many(eyes.conn, [()] * 2)
+            await until(lambda: len(began) == 1 and eyes.states() == {"running": 2, "blocked": 1})
+            swept = full.services.sweep.sweeps
+            await until(lambda: full.services.sweep.sweeps > swept)
+            other_go.set()
+            await until(lambda: len(began) == 2, 20.0)
+            go.set()
+            await until(eyes.done(3))

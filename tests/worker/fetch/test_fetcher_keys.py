@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 from lock_desk import Desk, EarlyClaim, UnlockedClaim, race_of_pairs
-from workers import Eyes, until
+from workers import Eyes, until, work
 
+from pgqueue.client.tasks import task
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import text
 from pgqueue.worker.fetch.fetcher import RANKS
@@ -275,3 +276,28 @@ async def test_a_free_key_is_looked_up_whatever_waits_for_others(
     assert not [line for line in plan if "Seq Scan" in line]
     [ids] = [line for line in plan if "lock_key IS NOT NULL" in line and "IS TRUE" in line]
     assert "hashed SubPlan" in ids, ids
+
+
+@pytest.mark.promise("F179")
+async def test_an_unblocking_that_hangs_does_not_starve_other_jobs(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[None] = []
+
+    @task(name="hangs.limited", limit=1)
+    async def limited() -> None: ...
+
+    @task(name="hangs.plain")
+    async def plain() -> None:
+        ran.append(None)
+
+    async def hangs(*args: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async with work(dsn, limited, plain, concurrency=1) as worker:
+        limited.enqueue(eyes.conn)
+        await until(eyes.done(1))
+        monkeypatch.setattr(worker.services.unblock_session, "_exchange", hangs)
+        limited.using(priority=0).enqueue(eyes.conn)
+        plain.enqueue_many(eyes.conn, [()] * 20)
+        await until(lambda: len(ran) == 20, 10.0)

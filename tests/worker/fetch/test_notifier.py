@@ -23,13 +23,17 @@ from pgqueue.worker.liveness.heartbeat import LISTED_SECONDS, Heartbeat
 from pgqueue.worker.liveness.registration import enter
 
 
+async def at_once() -> bool:
+    return True
+
+
 class Ears:
     def __init__(
         self,
         dsn: str,
         *queues: str,
         schema: str = "pgqueue",
-        listed: Callable[[], Awaitable[bool]] | None = None,
+        listed: Callable[[], Awaitable[bool]] = at_once,
     ) -> None:
         self.heard: list[tuple[str, str]] = []
         self.notifier = Notifier(
@@ -60,7 +64,6 @@ async def listening(dsn: str, *queues: str) -> AsyncIterator[Ears]:
 @pytest.fixture(autouse=True)
 def short_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "PING_SECONDS", 0.2)
-    monkeypatch.setattr(notifier, "LEADER_PING_SECONDS", 0.2)
 
 
 async def test_it_hears_its_queues_what_is_scheduled_and_what_concerns_all_and_nothing_else(
@@ -80,7 +83,6 @@ async def test_it_hears_its_queues_what_is_scheduled_and_what_concerns_all_and_n
 @pytest.mark.promise("F05")
 async def test_nothing_is_missed_while_it_pings(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "PING_SECONDS", 0.0)
-    monkeypatch.setattr(notifier, "LEADER_PING_SECONDS", 0.0)
     async with listening(dsn, "mail") as ears:
         for number in range(500):
             eyes.all("SELECT pg_notify('pgqueue.mail', %s)", str(number))

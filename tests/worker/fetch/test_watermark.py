@@ -587,3 +587,13 @@ def test_one_slow_answer_does_not_cancel_the_next_start_at_zero(fetcher: Fetcher
     fetcher.mark._swept[K] = 1.0
     fetcher.now = SWEEP_MOST
     assert fetcher.starts(A) == [0]
+
+
+def test_a_look_at_no_lane_takes_no_turn_to_start_at_zero() -> None:
+    """So it is if a poison job comes in between the two kinds of a fetch that asks for such jobs only."""
+    watermark = Watermark()
+    lane = ("q", 11, False)
+    assert watermark.starts([lane], 0.0) == [0]
+    assert watermark.starts([], SWEEP_EVERY + 1.0) == []
+    watermark.starts([lane], SWEEP_EVERY + 2.0)
+    assert watermark._sweep_due == 2 * SWEEP_EVERY + 2.0

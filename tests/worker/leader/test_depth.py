@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,9 +16,11 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue.admin import depth as reader
 from pgqueue.database.sessions import Link, Session
+from pgqueue.worker.counters import Counters
 from pgqueue.worker.leader import depth, longest_blocked
 from pgqueue.worker.leader.depth import Depth, with_longest
 from pgqueue.worker.leader.depth_cursors import DepthCursors
+from pgqueue.worker.leader.history_fold import HistoryFold
 from pgqueue.worker.leader.longest_blocked import ROOM_SECONDS, LongestBlocked
 from pgqueue.worker.liveness.registration import register
 
@@ -27,6 +30,10 @@ says = pgqueue.remote("depth.says")
 @pgqueue.task(name="depth.here")
 async def here() -> None:
     """Takes no job: these tests look only."""
+
+
+@pgqueue.task(name="depth.quick")
+async def quick() -> None: ...
 
 
 READ = """
@@ -266,7 +273,36 @@ async def test_the_worker_that_leads_measures(dsn: str, eyes: Eyes, monkeypatch:
     async with work(dsn, here) as worker:
         await until(lambda: eyes.one("SELECT sum(n)::int FROM pgqueue.depth") == 1)
         await until(lambda: worker.services.depth.measurements == 1)
-        assert len(eyes.backends()) <= 3
+        # A measurement that was slow has a session of its own until the next one was quick.
+        await until(lambda: len(eyes.backends()) <= 3)
+
+
+@pytest.mark.promise("F181")
+async def test_a_worker_whose_counts_fail_goes_on_working(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails in them: a number that cannot be found out is no reason to end a worker, and to run jobs again."""
+    failed: Counter[str] = Counter()
+
+    def fails(name: str) -> Any:
+        def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+            failed[name] += 1
+            raise KeyError("a bug")
+
+        return fail
+
+    monkeypatch.setattr(depth, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(Depth, "measure", fails("depth"))
+    monkeypatch.setattr(HistoryFold, "round", fails("history fold"))
+    monkeypatch.setattr(Counters, "_left_of_minute", fails("history"))
+
+    async with work(dsn, quick) as worker:
+        await until(lambda: failed == {"depth": 1, "history fold": 1, "history": 1})
+        with psycopg.connect(dsn) as conn:
+            job = quick.enqueue(conn)
+        await until(eyes.is_in(job.id, "completed"))
+        assert worker.state.phase == "running"
+    assert {name for name in failed if f"{name}: this failed" in caplog.text} == failed.keys()
 
 
 # Blocked although there is room --------------------------------------------------------------------------------------
@@ -374,6 +410,19 @@ def test_lanes_that_could_not_all_be_read_raise_no_cursor_and_are_read_less_deep
     asked = cursors.lanes(4.0)
     assert max(asked["afters"], default=0) < 699 and asked["most"] == 200_000 // 22
     assert asked["known"] == ["q", *(f"q{i}" for i in range(20))]
+
+
+@pytest.mark.promise("F05")
+@pytest.mark.parametrize("lanes", [[], [("mail", 11, False, 1, 5)], [("default", 11, False, 1, 5)]], ids=str)
+def test_a_lane_may_be_due_to_begin_anew_between_a_question_and_its_answer(lanes: list[Any]) -> None:
+    """A minute after the first answer it is, and measurements come every five seconds from the first question."""
+    cursors = DepthCursors()
+    for number in range(14):
+        asked, answered = 5.001 * number, 5.001 * number + 0.02
+        before, after = (asked - 0.03, answered) if number == 12 else (asked, asked + 0.005)
+        cursors.lanes(before if number else 0.0)
+        reading = (9, 100 + number, f"{100 + number}:{100 + number}:")
+        cursors.read(reading, lanes if number == 12 else [], ["default"], after if number else 0.02, 0.005)
 
 
 def test_scheduled_jobs_are_read_from_the_first_one_of_a_minute_ago_and_now_and_then_from_the_start() -> None:

@@ -8,14 +8,20 @@ from time import monotonic
 
 import psycopg
 import pytest
-from workers import Eyes, Taker
+from workers import Eyes, Taker, work
 
+from pgqueue.client.tasks import task
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.outcomes import COMPLETED
 from pgqueue.testing import Clock
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.leader import pruner
 from pgqueue.worker.leader.pruner import READ_SECONDS, ROUND_SECONDS, SECOND_SECONDS, Pruner
+
+
+@task(name="pruner.nothing")
+async def nothing() -> None: ...
+
 
 LEAVES = {"done": 8, "dead": 16, "attempt": 16}
 
@@ -251,6 +257,40 @@ async def test_a_turn_that_fails_changes_nothing(bench: Bench, eyes: Eyes) -> No
     with pytest.raises(psycopg.errors.DiskFull):
         await bench.maintenance.round()
     assert (bench.history(), bench.bin()) == (before, place)
+
+
+@pytest.mark.promise("F20")
+async def test_a_ring_turns_whatever_the_duties_beside_it_meet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trigger of the application may refuse one job of theirs each time."""
+
+    async def refused() -> None:
+        raise psycopg.errors.RaiseException("refused")
+
+    monkeypatch.setattr(bench.maintenance, "_also", refused)
+    bench.later("5 hours")
+    with pytest.raises(psycopg.errors.RaiseException):
+        await bench.maintenance.round()
+    assert bench.bin() == 1
+
+
+@pytest.mark.promise("F20")
+@pytest.mark.parametrize("first", ["rescue.strays", "cancellation.settle", "progress.sweep"])
+async def test_a_duty_that_is_refused_holds_up_no_other(first: str, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def refused() -> None:
+        raise psycopg.errors.CheckViolation("refused")
+
+    async def look() -> None:
+        done.append("unknown tasks")
+
+    async with work(dsn, nothing) as worker:
+        services, (duty, name) = worker.services, first.split(".")
+        monkeypatch.setattr(getattr(services, duty), name, refused)
+        monkeypatch.setattr(services.unknown_tasks, "look", look)
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await services._prune_more()
+    assert done == ["unknown tasks"]
 
 
 async def test_who_does_not_lead_does_nothing(bench: Bench) -> None:

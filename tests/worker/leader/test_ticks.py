@@ -219,6 +219,41 @@ async def test_a_row_that_cannot_be_harms_only_itself_and_says_why(dsn: str, eye
     assert next(each for each in schedules.schedules(eyes.conn) if each.name == "line").state == "active"
 
 
+FAR = {
+    "a next time after the year 9999": ("next_at", "20000-01-01 00:00:00+00", []),
+    "at the end of 9999": ("next_at", "9999-12-31 23:59:59+00", []),
+    "before the year 1": ("next_at", "4000-01-01 00:00:00+00 BC", []),
+    "that never ended": ("next_at", "-infinity", []),
+    "since the beginning": ("since", "-infinity", [1]),
+    "since a year to come": ("since", "20000-01-01 00:00:00+00", [1]),
+    "last at no time": ("last_at", "infinity", [1]),
+    "last before the year 1": ("last_at", "4000-01-01 00:00:00+00 BC", [1]),
+}
+
+
+@pytest.mark.promise("F18")
+@pytest.mark.parametrize("why", FAR)
+async def test_a_row_with_a_time_that_python_does_not_know_harms_no_other(why: str, dsn: str, eyes: Eyes) -> None:
+    """Written by hand, as for "never". A leader that cannot read it would end, and each one after it."""
+    column, value, ticks = FAR[why]
+    set_clock(eyes, START)
+    schedules.add(eyes.conn, "good", Every(60), "x")
+    schedules.add(eyes.conn, "far", Every(60), "x")
+    minute = START + timedelta(minutes=1)
+    async with makers(dsn) as [bench]:
+        await bench.again()
+        eyes.do(f"UPDATE pgqueue.schedule SET {column} = %s WHERE name = 'far'", value)  # noqa: S608
+        await bench.again()
+        set_clock(eyes, minute)
+        await bench.again()
+        await bench.again()
+    assert made(eyes, "good") == [minute]
+    assert made(eyes, "far") == [minute for _ in ticks]
+    assert not eyes.one(
+        statements.text("ticks_overdue", "pgqueue")
+    )  # else workers that do not lead would look for ever
+
+
 @pytest.mark.promise("F28")
 @pytest.mark.parametrize("error", ["PERFORM 1 / 0", "INSERT INTO public.only VALUES (-1)", "an id that is there"])
 async def test_an_error_that_is_not_about_a_schedule_stops_no_schedule(dsn: str, eyes: Eyes, error: str) -> None:

@@ -91,6 +91,21 @@ def test_a_worker_that_leaves_and_one_that_comes_are_not_mixed_up() -> None:
     assert judge.observe([(7, 3, LEASE)], 20) == []  # marked, and seen again: watched from here
 
 
+class Unrelieved:
+    """In place of what relieves a blocked loop: the one here never takes a turn."""
+
+    def __init__(self, monitor: LoopMonitor) -> None:
+        self.monitor = monitor
+
+    def is_blocked(self) -> bool:
+        return False
+
+    def wanted(self) -> bool:
+        return False
+
+    async def relieve(self, session: sessions.Session, worker_id: int) -> None: ...
+
+
 class Beats:
     """A heartbeat of a registered worker, and what it called back."""
 
@@ -111,7 +126,7 @@ class Beats:
         self.heartbeat = Heartbeat(
             state,
             self.running,
-            LoopMonitor(self.loop, self.running),
+            Unrelieved(LoopMonitor(self.loop, self.running)),  # type: ignore[arg-type]
             self,
             sessions=lambda: dict.fromkeys(self.sessions),
             stacks=Stacks(state, self.running, self.loop, threading.get_ident()),
@@ -165,6 +180,20 @@ def test_a_beat_that_fails_is_tried_again_on_a_new_connection(dsn: str, eyes: Ey
             eyes.terminate("pgqueue beat")
             wait_until(lambda beat=beat: row(eyes, beats.worker_id)[0] > beat)  # type: ignore[misc]
         assert not beats.dead and not beats.declared.is_set()
+
+
+def test_a_beat_that_the_server_refuses_says_why_without_a_traceback(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with beating(dsn) as beats:
+        wait_until(lambda: row(eyes, beats.worker_id)[0] >= 1)
+        eyes.do("ALTER TABLE pgqueue.worker RENAME TO elsewhere")
+        wait_until(lambda: "the database refuses it" in caplog.text and "trying again" in caplog.text)
+        eyes.do("ALTER TABLE pgqueue.elsewhere RENAME TO worker")
+        beat = row(eyes, beats.worker_id)[0]
+        wait_until(lambda: row(eyes, beats.worker_id)[0] > beat)
+    assert 'relation "pgqueue.worker" does not exist' in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.promise("F40")

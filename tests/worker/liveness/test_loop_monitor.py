@@ -68,12 +68,29 @@ def test_a_process_that_was_stopped_blames_nobody(clock: list[float], monkeypatc
     loop = asyncio.new_event_loop()
     felt, named = LoopMonitor(loop, RunningJobs([]), 1.0), list[float]()
     monkeypatch.setattr(felt, "_name", named.append)
-    for clock[0] in (0.0, 0.5, 60.0, 60.5):
-        felt.look()
+    for clock[0], late in ((0.0, 0.0), (0.5, 0.0), (60.0, 59.0), (60.5, 0.0)):
+        felt.look(late)
     assert named == []
     for clock[0] in (61.0, 61.5):
         felt.look()
     assert named == [1.0, 1.5]
+    loop.close()
+
+
+def test_looks_that_are_far_apart_for_another_reason_see_how_long_it_is(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat's thread does not look while it waits for the database."""
+    loop = asyncio.new_event_loop()
+    felt, named = LoopMonitor(loop, RunningJobs([]), 1.0), list[float]()
+    monkeypatch.setattr(felt, "_name", named.append)
+    for clock[0] in (0.0, 0.5, 6.0):
+        felt.look()
+    assert named == [6.0]
+    assert (felt.owed(), felt.blocked()) == (1, 6.0)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert (felt.owed(), felt.blocked()) == (None, 0.0)
     loop.close()
 
 

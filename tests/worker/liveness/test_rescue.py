@@ -486,6 +486,42 @@ async def test_a_worker_whose_id_was_given_to_another_keeps_it_not_alive_and_wor
         await until(eyes.is_in(last, "completed"))
 
 
+class Asked:
+    """A session in place of a rescuer's: the next report of the judge comes while it waits for its first answer."""
+
+    def __init__(self) -> None:
+        self.link = Link("", "pgqueue")
+        self.reports: list[list[tuple[int, int]]] = []
+        self.rescue: Any = None
+
+    async def run(self, *statements: Any) -> list[Any]:
+        if self.reports:
+            await self.rescue.seen(self.reports.pop(), leads=False)
+        return [[(False,)]]
+
+
+@pytest.mark.promise("F126")
+@pytest.mark.parametrize(
+    ("first", "then"), [((1, 2), (1,)), ((1, 2), (2,)), ((1, 2), ()), ((1,), (1, 2)), ((1,), (2,))]
+)
+async def test_a_report_that_comes_while_the_last_one_is_acted_on_takes_nothing_away(
+    first: tuple[int, ...], then: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, rescued = Asked(), list[int]()
+    session.rescue = rescue = Rescue(session, notify=False, rescued=lambda: None)  # type: ignore[arg-type]
+
+    async def rescues(worker_id: int, beat: int) -> bool:
+        rescued.append(worker_id)
+        return True
+
+    monkeypatch.setattr(rescue, "rescue", rescues)
+    session.reports = [[(worker_id, 0) for worker_id in then]]
+    await rescue.seen([(worker_id, 0) for worker_id in first], leads=False)
+    for _ in range(REPORTS):
+        await rescue.seen([(worker_id, 0) for worker_id in then], leads=False)
+    assert set(rescued) == set(then)
+
+
 @pytest.mark.promise("F126")
 async def test_a_rescue_that_is_lost_after_the_disarming_is_taken_up(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -145,6 +145,23 @@ async def test_a_job_not_at_hand_yet_is_looked_for_again_soon(heard: Heard, eyes
     assert [job for job, _ in heard.stopped] == [job]
 
 
+@pytest.mark.promise("F30")
+@pytest.mark.parametrize("misses", [1_022, 1_023, 1_024, 10_000, 10**9])
+async def test_a_job_is_looked_for_however_often_it_was_missed(heard: Heard, eyes: Eyes, misses: int) -> None:
+    """A trigger of the application may refuse the end of a job for hours: the request stays, and finds no job."""
+    job = running(eyes)
+    pgqueue.cancel(eyes.conn, job)
+    heard.here = False
+    await heard.service._read()
+    assert heard.service._pause == pytest.approx(2 * cancellation.SOON_FIRST)
+    heard.service._misses = misses
+    await heard.service._read()
+    assert (heard.service._pause, heard.service._misses) == (cancellation.LOOK_SECONDS, misses + 1)
+    heard.here = True
+    await heard.service._read()
+    assert [found for found, _ in heard.stopped] == [job]
+
+
 async def test_a_job_claimed_anew_is_stopped_anew(heard: Heard, eyes: Eyes) -> None:
     """Its worker was taken for dead, or gave it back: the request outlives the first run."""
     job = running(eyes)

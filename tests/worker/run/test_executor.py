@@ -90,6 +90,29 @@ async def test_a_context_variable_does_not_leak_into_the_next_job(kind: str) -> 
     assert setting.get() == "clean"
 
 
+class Incomparable:
+    """As an array of numpy: it does not say whether it equals another."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+async def test_a_context_variable_that_cannot_be_compared_costs_no_slot() -> None:
+    table: ContextVar[object] = ContextVar("table")
+
+    async def change() -> None:
+        table.set(Incomparable())
+
+    token = table.set(Incomparable())
+    bench = Bench(made(change, "change"), slots=1)
+    table.reset(token)
+    jobs = bench.offer("change", 5)
+    for job in jobs:
+        assert await asyncio.wait_for(bench.outcome(job), 10) is COMPLETED
+
+
 @pytest.mark.parametrize("ending", ["returns", "raises", "is taken away"])
 @pytest.mark.parametrize("kind", ["loop", "thread"])
 async def test_what_is_said_when_the_run_is_over_is_not_dropped_without_a_word(kind: str, ending: str) -> None:

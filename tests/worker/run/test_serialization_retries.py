@@ -127,6 +127,11 @@ def test_fail_on_and_a_retry_function_win_and_retry_on_does_not_matter() -> None
     assert aborted(RetryPolicy(fail_on=(OSError,)), error)
 
 
+@pytest.mark.parametrize("abort", [1_024, 1_025, 10_000, 10**9])
+def test_a_pause_is_1_s_at_most_after_any_number_of_aborts(abort: int) -> None:
+    assert serialization_retries.PAUSE_LEAST <= pause(abort) <= serialization_retries.PAUSE_MOST
+
+
 def test_pauses_are_50_ms_to_1_s_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serialization_retries, "PAUSE_MOST", 1.0)
     pauses = {number: [pause(number) for _ in range(500)] for number in range(1, ABORTS_MOST + 1)}

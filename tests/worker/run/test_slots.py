@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,6 +22,13 @@ ran: list[str] = []
 @task(name="group.quick")
 async def quick(job: Job) -> None:
     ran.append(job.queue)
+
+
+@dataclass(eq=False)
+class Waiting:
+    """What a group asks of a job that waits at hand."""
+
+    start_by: float | None = None
 
 
 def waiting(number: int) -> list[Any]:
@@ -69,6 +77,38 @@ def test_the_prefetch_is_fifty_milliseconds_of_work(slots: int, jobs: int, secon
     assert group.prefetch == prefetch
     assert group.running == 0
     assert PREFETCH_SECONDS == 0.05
+
+
+def test_of_jobs_left_since_the_last_look_as_many_stay_as_have_started_since() -> None:
+    group = SlotGroup(["a"], 4)
+    group.running, group.prefetch = 100, 25
+    for _ in range(100):
+        group.end(0.001)
+    group.running = 4
+    jobs: list[Any] = [Waiting() for _ in range(8)]
+    group.put([(job, quick) for job in jobs[:4]])
+    assert group.surplus() == []
+    assert group.asked() == 21
+    assert [group.take(True, 0.001), group.take(True, 0.001)] == [(jobs[0], quick), (jobs[1], quick)]
+    group.put([(job, quick) for job in jobs[4:]])
+    jobs[5].start_by = 1.0  # of a rate: it goes back at a moment of its own
+    assert group.surplus() == [jobs[4], *jobs[6:]], "the newest go: none starts before an older one"
+    assert [job for job, _ in group.waiting] == [jobs[2], jobs[3], jobs[5]]
+    group.adapt()  # what was quick before says nothing any more
+    assert (group.prefetch, group.asked()) == (2, 0)
+    assert group.surplus() == jobs[2:4], "none has started since"
+    assert group.prefetch == 0
+    assert group.surplus() == []
+
+
+def test_a_flow_of_quick_jobs_gives_none_back() -> None:
+    group = SlotGroup(["a"], 4)
+    for _ in range(5):
+        jobs: list[Any] = [Waiting() for _ in range(20)]
+        group.put([(job, quick) for job in jobs])
+        assert group.surplus() == []
+        while group.waiting:
+            group.take(True, 0.001)
 
 
 def test_each_queue_with_slots_of_its_own_has_its_pool_and_the_others_share() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import psycopg
@@ -17,9 +17,10 @@ from transactional_tasks import BOTH, declared, enqueued
 from workers import Eyes, until, work
 
 from pgqueue import Job
-from pgqueue.database.sessions import Link
+from pgqueue.database.sessions import Identity, Link
+from pgqueue.database.statements import Statement
 from pgqueue.worker.transactions import handler_pool
-from pgqueue.worker.transactions.handler_pool import HandlerPool, Identity
+from pgqueue.worker.transactions.handler_pool import HandlerPool, Side
 from pgqueue.worker.transactions.steps import run
 
 __all__ = ["accounts", "restless"]
@@ -186,6 +187,37 @@ async def test_a_session_whose_connection_broke_is_ended_before_the_next_run(
     assert accounts.all("SELECT outcome, error_type FROM pgqueue.attempt") == [("aborted", "OperationalError")]
 
 
+@pytest.mark.promise("F24")
+@pytest.mark.parametrize("size", [None, 1], ids=["a connection for each slot", "permits"])
+@BOTH
+async def test_a_connection_that_died_in_the_pool_goes_to_no_job_beside_a_session_to_end(
+    dsn: str, eyes: Eyes, size: int | None, on_loop: bool
+) -> None:
+    """What ends that session is the first statement on a connection. The job would pay for it with an attempt."""
+
+    async def listed() -> None: ...
+
+    lender = HandlerPool(Link(dsn, "pgqueue"), 3, listed, size=size)
+    side: Side[Any] = lender.on_loop if on_loop else lender.threads
+
+    async def do(body: Coroutine[Any, Any, Any]) -> Any:
+        return await (body if on_loop else asyncio.to_thread(run, body))
+
+    try:
+        conns = [await do(side.acquire()) for _ in range(size or 3)]
+        for conn in conns:
+            await do(side.release(conn))
+        for pid, _ in eyes.backends("pgqueue job"):
+            eyes.do("SELECT pg_terminate_backend(%s, 10000)", pid)
+        lender.orphans.add((0, "2026-01-01"))  # no worker's
+        conn = await do(side.acquire())
+        assert conn not in conns and lender.orphans == set()
+        assert await do(side.rows(conn, Statement("SELECT 1", {}, list))) == [(1,)]
+        await do(side.release(conn))
+    finally:
+        await lender.close()
+
+
 @pytest.mark.promise("I11")
 @pytest.mark.usefixtures("restless")
 async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +258,7 @@ async def test_the_beat_may_ask_for_the_sessions_at_any_moment() -> None:
 
     def made() -> None:
         for conn in conns:
-            lender._own(conn, first)  # type: ignore[arg-type]
+            lender._own(conn, [first])  # type: ignore[arg-type]
 
     making = asyncio.create_task(asyncio.to_thread(made))
 

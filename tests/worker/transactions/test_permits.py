@@ -459,6 +459,6 @@ async def test_who_settles_a_commit_does_not_wait_for_those_in_line(
 async def test_the_size_is_for_each_pool_and_no_more_than_there_are_slots(dsn: str) -> None:
     async def listed() -> None: ...
 
-    assert HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=2)._size == 2
+    assert HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=2).size == 2
     for lender in (HandlerPool(Link(dsn, "pgqueue"), 4, listed, size=9), HandlerPool(Link(dsn, "pgqueue"), 4, listed)):
-        assert (lender._size, lender.threads.permits, lender.on_loop.permits) == (4, None, None)
+        assert (lender.size, lender.threads.permits, lender.on_loop.permits) == (4, None, None)
