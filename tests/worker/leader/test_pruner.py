@@ -290,7 +290,7 @@ async def test_a_duty_that_is_refused_holds_up_no_other(first: str, dsn: str, mo
         monkeypatch.setattr(services.unknown_tasks, "look", look)
         with pytest.raises(psycopg.errors.CheckViolation):
             await services._prune_more()
-    assert done == ["unknown tasks"]
+    assert "unknown tasks" in done  # the own round of the worker may have made it as well
 
 
 async def test_who_does_not_lead_does_nothing(bench: Bench) -> None:
