@@ -59,9 +59,9 @@ MORE = (
     FROM generate_series(1, {jobs} / 10) AS n
     """,
     """
-    INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, started_at, finished_at, bin, outcome,
+    INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, outcome,
         error_type, message, traceback)
-    SELECT id, enqueued_at, 1, 7, finished_at, finished_at, mod(id, 14), 'failed', 'OSError', 'no route to ' || id,
+    SELECT id, enqueued_at, 1, 1, 7, finished_at, finished_at, mod(id, 14), 'failed', 'OSError', 'no route to ' || id,
         E'Traceback (most recent call last):\\n  File "/app/shop.py", line 7, in charge\\nOSError: no route'
     FROM pgqueue.job_dead
     """,

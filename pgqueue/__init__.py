@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         ScheduleDeclared,
         ScheduleNotFound,
         SchemaBehind,
+        SchemaForeign,
         SchemaMissing,
         SchemaTooNew,
         UnsupportedConnection,
@@ -120,6 +121,7 @@ __all__ = [
     "ScheduleDeclared",
     "ScheduleNotFound",
     "SchemaBehind",
+    "SchemaForeign",
     "SchemaMissing",
     "SchemaTooNew",
     "Snooze",
@@ -208,7 +210,7 @@ _PLACES = {
     "client.enqueue": "aenqueue aenqueue_many enqueue enqueue_many",
     "errors": "BulkNotFound DuplicateJob Error InvalidArguments InvalidOption JobCancelled JobFailed JobLost "
     "JobNotFound JobTimeout NotConfigured PayloadTooLarge ResultTimeout ScheduleDeclared ScheduleNotFound "
-    "SchemaBehind SchemaMissing SchemaTooNew UnsupportedConnection",
+    "SchemaBehind SchemaForeign SchemaMissing SchemaTooNew UnsupportedConnection",
     "client.handle": "JobHandle aresult result",
     "client.outbox": "Outbox",
     "client.job_outcome": "JobOutcome",

@@ -71,6 +71,10 @@ class SchemaBehind(Error):
     """The database's schema is older than this pgqueue; run `pgqueue migrate`."""
 
 
+class SchemaForeign(Error):
+    """The schema was made by a pgqueue before the first release, or by something else; use another schema."""
+
+
 class SchemaTooNew(Error):
     """The database's schema has a breaking change this pgqueue does not know; upgrade pgqueue."""
 

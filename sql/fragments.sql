@@ -158,9 +158,8 @@ ANY (ARRAY(SELECT p.name FROM pgqueue.paused_task p))
 SELECT ours.task FROM unnest(%(tasks)s::text[]) AS ours (task) WHERE NOT ours.task = {{paused_task}}
 
 -- name: served
--- Whether a live worker takes jobs of this `queue` and `task`. A worker of the version before takes every task of its queues: ''.
-(((queue, task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
-  OR (queue, '') IN (SELECT s.queue, s.task FROM pgqueue.served() AS s))
+-- Whether a live worker takes jobs of this `queue` and `task`.
+((queue, task) IN (SELECT s.queue, s.task FROM pgqueue.served() AS s)
  AND NOT task = {{paused_task}})
 
 -- name: may_notify
@@ -458,7 +457,7 @@ happened AS MATERIALIZED (
 -- 4. What is deleted is inserted by the same statement, or it raises.
 -- 5. A job that holds a key holds it before and after, with its hold_pos: no count of holders changes. It draws a new position.
 -- Unique keys, cursors and requests to cancel go along, for they name the job by id and time. If one of them is locked, its job is left
--- out. A cursor without a time stays: it is of the version before, and its id decides. Attempts are history: they stay as they are.
+-- out. Attempts are history: they stay as they are.
 -- Progress is said anew by the next run. Answers id, task, and the new id; NULL: refused.
 standing AS MATERIALIZED (
     SELECT doubled.id, each.place, each.enqueued_at
@@ -496,7 +495,7 @@ standing AS MATERIALIZED (
     FROM found CROSS JOIN LATERAL (
         SELECT k.ctid, k.key, k.hold, k.seconds, k.expires_at FROM pgqueue.unique_key k
         WHERE k.key IN ('idempotency:' || found.idempotency_key, 'unique:' || found.unique_key)
-          AND k.job_id = found.id AND k.enqueued_at = found.enqueued_at IS NOT FALSE
+          AND k.job_id = found.id AND k.enqueued_at = found.enqueued_at
         LIMIT 2 FOR UPDATE SKIP LOCKED
     ) AS k
     WHERE NOT found.again
@@ -513,7 +512,7 @@ standing AS MATERIALIZED (
     WHERE again OR NOT EXISTS (
         SELECT FROM pgqueue.unique_key k
         WHERE k.key IN ('idempotency:' || found.idempotency_key, 'unique:' || found.unique_key)
-          AND k.job_id = found.id AND k.enqueued_at = found.enqueued_at IS NOT FALSE
+          AND k.job_id = found.id AND k.enqueued_at = found.enqueued_at
           AND k.ctid <> ALL (ARRAY(SELECT unique_keys.ctid FROM unique_keys))
         OFFSET 0
     ) AND NOT EXISTS (
@@ -816,7 +815,7 @@ UNION ALL
 
 -- name: ended_walk
 -- The `most` jobs of history that ended last, the last first. A partition that is not named is not read. The condition of the index stands
--- as it was written there (see 0032).
+-- as it was written there.
 SELECT * FROM (
     (SELECT * FROM pgqueue.job_done WHERE 'done' = ANY (%(parts)s::text[]) AND isfinite(finished_at) IS NOT NULL
      ORDER BY finished_at DESC, id DESC LIMIT %(most)s::integer)
@@ -1024,7 +1023,7 @@ retried AS (
 -- Reschedule the jobs of `asked`: `moved`.
 {{seen_waiting}}, gone AS MATERIALIZED (
     SELECT state, reason, attempt, crashes, snoozes, {{job}}, holds
-    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id))
+    FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id), NULL, NULL)
 ), clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now, %(at)s::text::timestamptz AS at
 ), later AS (

@@ -69,7 +69,7 @@ class QueueInfo:
     longest_blocked: float | None = None
     counted_at: datetime | None = None
     paused_by: str | None = None
-    """The actor of the pause, else the database role; None if it is not paused, or was by a version before."""
+    """The actor of the pause, else the database role; None if it is not paused."""
 
     @property
     def unserved(self) -> bool:

@@ -20,7 +20,7 @@ from pgqueue.admin import depth, lag, limits
 from pgqueue.admin.depth import Group, Measured
 from pgqueue.config import config
 from pgqueue.database import migrations, shown, steps
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.statements import Row, Statement, in_schema, text
 from pgqueue.database.steps import Steps
 from pgqueue.options import checks_options
 from pgqueue.plain_text import plural
@@ -48,7 +48,7 @@ DOCS = "docs/operations.md"
 HERE = f"{DOCS}#what-pgqueue-doctor-finds"
 
 INDEXES = (
-    "job_available_id", "job_available_keyed", "job_available_lane", "job_available_limit_holds",
+    "job_available_id", "job_available_keyed", "job_available_limit_holds",
     "job_available_lock_holds", "job_available_plain", "job_blocked_id", "job_blocked_limit_holds",
     "job_blocked_limit_line", "job_blocked_line", "job_blocked_lock_holds", "job_blocked_queue_holds",
     "job_blocked_rate_line", "job_blocked_rate_suspects", "job_running_id", "job_running_limit", "job_running_lock",
@@ -127,10 +127,12 @@ async def adiagnosis(conn: object, found: Measured) -> Diagnosis:
 
 def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
     """The statements that look, and what they mean. They ask for the numbers, too, if these were not read before."""
-    [[version]] = yield _ask("doctor_schema", schema)
-    known = len(migrations.files())
-    if (version or 0) < known:
-        return Diagnosis((), (_behind(version or 0, known),))
+    applied = [migrations.Applied(*row) for row in (yield _applied(schema))]
+    version, known = max((row.version for row in applied), default=0), len(migrations.files())
+    if (how := migrations.foreign(applied)) is not None:
+        return Diagnosis((), (_foreign(how),))
+    if version < known:
+        return Diagnosis((), (_behind(version, known),))
     if found is None:
         found = yield from depth.measured(schema)
     [[sessions]] = yield _ask("doctor_sessions", schema, seconds=OLD_SECONDS)
@@ -164,6 +166,10 @@ def _ask(name: str, schema: str, **params: object) -> Statement[list[Row]]:
     return Statement(text(name, schema), params, list)
 
 
+def _applied(schema: str) -> Statement[list[Row]]:
+    return Statement(in_schema(migrations.QUEUE.read, schema), {}, list)
+
+
 def _reasons(found: Measured) -> tuple[Waiting, ...]:
     of_reason: dict[tuple[str, str], list[Group]] = {}
     for group in found.groups:
@@ -172,6 +178,11 @@ def _reasons(found: Measured) -> tuple[Waiting, ...]:
 
 
 # Findings ------------------------------------------------------------------------------------------------------------
+
+
+def _foreign(how: str) -> Finding:
+    todo = "take another schema or database for this pgqueue: `pgqueue migrate --schema NAME`"
+    return Finding("schema", CRITICAL, f"the tables are not of this pgqueue: {how}", todo, f"{DOCS}#pgqueue-migrate")
 
 
 def _behind(version: int, known: int) -> Finding:
@@ -252,7 +263,7 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
         yield Finding("listen", NOTICE, what, todo, f"{DOCS}#behind-a-pooler")
     if lived > LATE_SECONDS and not 0 <= (found["measured"] or LATE_SECONDS) < LATE_SECONDS:
         what = "no worker has measured how many jobs there are"
-        todo = "look into the logs of the workers; a role of before needs its rights again: `pgqueue grants`"
+        todo = "look into the logs of the workers; after a migration a role may lack rights: `pgqueue grants`"
         yield Finding("leader", WARNING, what, todo, HERE, found["measured"])
     for each in found["orphans"]:
         what = f"no live worker declares schedule {each['name']} any more"

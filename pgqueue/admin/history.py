@@ -3,7 +3,7 @@ waited and ran; and how many there were in each queue.
 
 Called by applications and by the CLI. Only reads, inside the caller's transaction, on any connection. Workers count and
 the leader folds: the newest minute is seen about two minutes later. What was counted by no worker is not there: jobs
-that `pgqueue.testing` ran, or workers of a version before the history.
+that `pgqueue.testing` ran.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class WorkerInfo:
 
     `state` is `dead` if it was declared dead, or has sent no heartbeat for three of its leases. `lost` is the number of
     slots with a handler that did not stop at its timeout. `tasks` is the number of task names that it knows, with
-    aliases. It is None for a worker of an earlier version, which does not report its tasks.
+    aliases.
     """
 
     id: int
@@ -186,7 +186,7 @@ class WorkerInfo:
     running: int
     lost: int
     queues: tuple[str, ...]
-    tasks: int | None
+    tasks: int
     started_at: datetime
     beat_age: float
 

@@ -74,8 +74,7 @@ class Request:
         where = self._where()
         age = "" if self.beat_age is None else f"; its last heartbeat was {self.beat_age:.0f} s old when it was asked"
         return ResultTimeout(
-            f"{where} has not answered for job {self.job} within {seconds:g} s{age}. "
-            "A worker of an earlier version does not answer",
+            f"{where} has not answered for job {self.job} within {seconds:g} s{age}",
             job_id=self.job,
         )
 
@@ -168,9 +167,8 @@ def forgetting(request: Request) -> Statement[None]:
 
 
 def _stack(request: Request, said: dict[str, Any]) -> Stack:
-    worker: Any = said.get("worker", request.worker)  # one of the version before does not say it
-    if worker != request.worker:
-        raise request.moved(worker)
+    if said["worker"] != request.worker:
+        raise request.moved(said["worker"])
     frames = tuple(StackFrame(*frame) for frame in said["frames"])
     return Stack(request.job, request.worker, request.process, said["where"], frames, said["left_out"])
 

@@ -1,7 +1,7 @@
 """The successors of a job, and the job that it succeeds.
 
 A successor is enqueued by a handler with `job.enqueue`, and names its job in a header. Nothing has an index on that, so
-successors are looked for near the time at which the job ended (`sql/migrations/0036_successors.sql`). Called by the
+successors are looked for near the time at which the job ended (function `successors` of the schema). Called by the
 dashboard. It only reads, in the connection's own transaction.
 """
 

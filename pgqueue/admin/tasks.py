@@ -20,7 +20,7 @@ from pgqueue.database.statements import Row, Statement, text
 class TaskInfo:
     """A task that live workers know, that jobs have, or that is paused.
 
-    - `workers`: number of live workers that know it. One of the version before does not say what it knows.
+    - `workers`: number of live workers that know it.
     - `jobs`: number of jobs that wait or run, and the `queues` in which they are.
     - `unknown`: jobs wait in a queue whose live workers do not know the task.
     - `paused_at`, `paused_by`: since when it is paused, and by which actor, else database role.
@@ -47,7 +47,7 @@ def tasks(conn: object) -> list[TaskInfo]:
 
 
 def taken(conn: object) -> set[tuple[str, str]]:
-    """Return the pairs of a queue and a task that live workers take jobs of; the task '' is any of its queue."""
+    """Return the pairs of a queue and a task that live workers take jobs of."""
     return drivers.run(conn, Statement(text("tasks_taken", config().schema), {}, _pairs))
 
 

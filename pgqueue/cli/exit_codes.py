@@ -28,6 +28,7 @@ from pgqueue.errors import (
     ScheduleDeclared,
     ScheduleNotFound,
     SchemaBehind,
+    SchemaForeign,
     SchemaMissing,
     SchemaTooNew,
 )
@@ -90,7 +91,7 @@ def code_of(error: BaseException) -> int | None:
             return USAGE
         case BulkNotFound() | JobNotFound() | LimitNotFound() | ScheduleNotFound() | ScheduleDeclared():
             return NO
-        case SchemaMissing() | SchemaBehind() | SchemaTooNew():
+        case SchemaMissing() | SchemaForeign() | SchemaBehind() | SchemaTooNew():
             return SCHEMA
         case Error(__context__=ImportError()):  # the package of an extra is not installed
             return USAGE

@@ -44,7 +44,7 @@ def unknown(taken: Iterable[tuple[str, str]], queue: str | None, task: str | Non
     if queue is not None and queue not in queues:
         return f"no live worker serves queue {plain(queue)!r}{did_you_mean(queue, queues)}"
     here = {name for each, name in taken if queue in (None, each)}
-    if task is None or task in here or "" in here:
+    if task is None or task in here:
         return None
     if queue is None:
         return f"no live worker knows task {plain(task)!r}{did_you_mean(task, here)}"

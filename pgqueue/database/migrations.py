@@ -7,6 +7,10 @@ changes a schema.
 
 There are two lines of migrations, each with files and a table of its own: that of the queue, and that of the outbox in
 an application's database (`sql/migrations/outbox`). Both may be in one schema of one database.
+
+A row counts as a file of ours if number and name are ours. A number of ours with another name is another history: the
+tables are those of a pgqueue before the first release, or of something else. Then nothing is changed and no worker
+starts. By numbers alone the rest of that history would look like a newer pgqueue, and our next file like one applied.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +36,7 @@ from pgqueue.database import embedded
 from pgqueue.database.grants import Needs, lacks
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import in_schema, sql_directory, text
-from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaMissing, SchemaTooNew
+from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaForeign, SchemaMissing, SchemaTooNew
 from pgqueue.options import checks_options
 
 OLDEST_POSTGRES = 15
@@ -97,6 +101,9 @@ class Applied:
     name: str
     breaking: bool
 
+    def __str__(self) -> str:
+        return f"{self.version:04}_{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -128,6 +135,7 @@ def migrate(
     Many processes may call this at once: they wait up to `wait` seconds for each other. Workers may go on working. If a
     file cannot get a table's lock within `lock_timeout` seconds, it is rolled back and tried again, 5 times in all.
     Then Error names the holders of the lock. If the connection has an open transaction, the files become part of it.
+    SchemaForeign: the tables are not of this pgqueue, and stay as they are.
     At last, sequences that lag behind the tables are advanced (see `sequences`), if this role may.
     """
     schema = config.config(schema=schema).schema
@@ -162,10 +170,11 @@ async def amigrate(
 def check(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs | None = None) -> Standing:
     """Return which migrations the database has and lacks. Changes nothing.
 
+    SchemaForeign: another pgqueue, or something else, has made the tables.
     Error: this role may not read them. It names the rights that the caller `needs`; None is those of a worker or relay.
     """
     with _reading(conn, schema, line, needs):
-        applied = _read(conn, schema, line)
+        applied = _read_ours(conn, schema, line)
     versions = {row.version for row in applied}
     newest = max((file.version for file in files(line)), default=0)
     return Standing(
@@ -183,16 +192,16 @@ def pending(conn: Connection, schema: str, line: Line = QUEUE) -> list[Migration
 def require(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs | None = None) -> Standing:
     """Return the database's standing if this pgqueue can work on it.
 
-    Else it raises SchemaMissing, SchemaBehind or SchemaTooNew; the message says what to do. A newer schema is accepted
-    if none of its unknown migrations is breaking, so that workers outlive a rolling deploy.
+    Else it raises SchemaMissing, SchemaForeign, SchemaBehind or SchemaTooNew; the message says what to do. A newer
+    schema is accepted if none of its unknown migrations is breaking, so that workers outlive a rolling deploy.
     """
     _refuse_hidden_rows(conn, schema, line)
     standing = check(conn, schema, line, needs=needs)
-    where = f"{'the outbox in ' if line is OUTBOX else ''}schema {schema!r} of database {conn.info.dbname!r}"
+    where = _where(conn, schema, line)
     if not standing.applied:
         _refuse_emptied(conn, schema, line)
         raise SchemaMissing(f"{where} is not there; run `{_command(schema, line)}`")
-    breaking = [f"{row.version:04}_{row.name}" for row in standing.unknown if row.breaking]
+    breaking = [str(row) for row in standing.unknown if row.breaking]
     if breaking:
         raise SchemaTooNew(
             f"{where} has {', '.join(breaking)}, which this pgqueue does not know (its newest is {files(line)[-1]}) "
@@ -209,8 +218,8 @@ def require(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs |
 def named(pending: Sequence[Migration]) -> str:
     """These migrations in a sentence: all of them up to three, else the first, how many more, and the last.
 
-    >>> named(files()[:2])
-    '0001_initial, 0002_transactions'
+    >>> named(files()[:1])
+    '0001_schema'
     """
     names = [str(file) for file in pending]
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more up to {names[-1]}"
@@ -281,8 +290,9 @@ def _refuse_emptied(conn: Connection, schema: str, line: Line) -> None:
     rows = ", ".join(f"({file.version}, '{file.name}', {str(file.breaking).lower()})" for file in files(line))
     raise SchemaMissing(
         f"the tables of schema {schema!r} are there, but {schema}.{line.table} is empty: something has truncated it, "
-        "such as a fixture that empties all tables. Leave that table out, and put its rows back, up to the version "
-        f"that the schema had: {in_schema(line.enter, schema)} {rows}"
+        "such as a fixture that empties all tables. Leave that table out. If a pgqueue before the first release made "
+        "these tables, take another schema. Else put the rows back, up to the version that the schema had: "
+        f"{in_schema(line.enter, schema)} {rows}"
     )
 
 
@@ -336,7 +346,7 @@ def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_time
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
         _set(cursor, lock_timeout=wait, statement_timeout=0)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
-        if any(row.version == file.version for row in _read(conn, schema, line)):
+        if any(row.version == file.version for row in _read_ours(conn, schema, line)):
             return False
         _set(cursor, lock_timeout=lock_timeout)
         conn.add_notice_handler(_pass_on)
@@ -357,6 +367,33 @@ def _pass_on(notice: errors.Diagnostic) -> None:
     """Log what a migration warns of: something was left as it was."""
     if notice.severity_nonlocalized == "WARNING":
         _log.warning("%s. %s", notice.message_primary, notice.message_hint or "")
+
+
+def foreign(applied: Iterable[Applied], line: Line = QUEUE) -> str | None:
+    """How these rows differ from the files of the same numbers, in words; None if they do not.
+
+    >>> foreign([Applied(1, "initial", False), Applied(2, "transactions", False)])
+    'migration 1 is 0001_initial there, and 0001_schema in this pgqueue'
+    """
+    ours = {file.version: file for file in files(line)}
+    for row in applied:
+        file = ours.get(row.version)
+        if file is not None and file.name != row.name:
+            return f"migration {row.version} is {row} there, and {file} in this pgqueue"
+    return None
+
+
+def _read_ours(conn: Connection, schema: str, line: Line) -> tuple[Applied, ...]:
+    """The rows, or SchemaForeign if they are of another history."""
+    applied = _read(conn, schema, line)
+    if (how := foreign(applied, line)) is not None:
+        raise SchemaForeign(
+            f"{_where(conn, schema, line)} is not of this pgqueue: {how}. A pgqueue before the first release has made "
+            f"it, or something else, or the rows of {schema}.{line.table} were restored from there. Nothing was "
+            f"changed. Take another schema or database (`pgqueue migrate{line.option} --schema NAME`), and let the "
+            "pgqueue that made these tables finish their jobs"
+        )
+    return applied
 
 
 def _read(conn: Connection, schema: str, line: Line) -> tuple[Applied, ...]:
@@ -458,6 +495,10 @@ def _cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
 def _set(cursor: psycopg.Cursor[tuple[Any, ...]], **seconds: float) -> None:
     for name, value in seconds.items():
         cursor.execute("SELECT set_config(%s, %s, true)", [name, f"{value * 1000:.0f}ms"])
+
+
+def _where(conn: Connection, schema: str, line: Line) -> str:
+    return f"{'the outbox in ' if line is OUTBOX else ''}schema {schema!r} of database {conn.info.dbname!r}"
 
 
 def _lock_name(schema: str) -> str:

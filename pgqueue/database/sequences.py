@@ -6,7 +6,7 @@ position that strands it.
 
 Asked by `migrations.migrate`, by a worker that registers, and by its sessions when they connect to another server than
 before. Not with each connection: under an old snapshot the highest numbers lie behind dead rows. Why no number is given
-twice is said at `advance_sequences` (sql/migrations/0018_identity.sql).
+twice is said at `advance_sequences` (sql/migrations/0001_schema.sql).
 """
 
 from __future__ import annotations

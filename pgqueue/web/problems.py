@@ -19,6 +19,7 @@ from pgqueue.errors import (
     NotConfigured,
     ScheduleNotFound,
     SchemaBehind,
+    SchemaForeign,
     SchemaMissing,
     SchemaTooNew,
 )
@@ -53,7 +54,7 @@ def problem_of(error: Exception) -> Problem:
             return Problem(400, "This cannot be asked", plain(str(error)))
         case psycopg.DataError():
             return Problem(400, "This cannot be asked", _line(error))
-        case SchemaMissing() | SchemaBehind() | SchemaTooNew() | NotConfigured():
+        case SchemaMissing() | SchemaForeign() | SchemaBehind() | SchemaTooNew() | NotConfigured():
             return Problem(503, "The database is not ready", _line(error))
         case psycopg.errors.ReadOnlySqlTransaction():
             return Problem(503, "Nothing can be changed here", "This database only reads, as a standby does.")

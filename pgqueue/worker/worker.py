@@ -69,7 +69,8 @@ class Worker:
 
     These three are durations: seconds, a timedelta, or a text such as "30s".
 
-    Raises NotConfigured without a DSN, SchemaMissing, SchemaBehind or SchemaTooNew when the database does not fit.
+    Raises NotConfigured without a DSN, and SchemaMissing, SchemaForeign, SchemaBehind or SchemaTooNew if the database
+    does not fit.
 
     >>> async def lifespan(app):
     ...     async with pgqueue.Worker(queues=["mail"], concurrency=20):

@@ -70,7 +70,7 @@ SELECT json_build_object(
 
 -- name: doctor_workers
 -- The versions of live workers, each with its number and the age of its youngest one in seconds; the age of the oldest worker, and of the
--- oldest one that is set to LISTEN (one of a version before does not say, and counts); schedules that no worker declares any more; and the
+-- oldest one that is set to LISTEN; schedules that no worker declares any more; and the
 -- age of the newest measurement of depth.
 WITH live AS MATERIALIZED (
     SELECT w.version_tag, w.listens, extract(epoch FROM pgqueue.now() - w.started_at)::float8 AS age
@@ -83,7 +83,7 @@ SELECT json_build_object(
         SELECT left(version_tag, 40) AS version, count(*) AS workers, min(age) AS youngest FROM live GROUP BY version_tag
         ORDER BY 2 DESC LIMIT 10) AS v),
     'oldest', (SELECT max(age) FROM live),
-    'listener', (SELECT max(age) FROM live WHERE listens IS NOT FALSE),
+    'listener', (SELECT max(age) FROM live WHERE listens),
     'orphans', (SELECT coalesce(json_agg(o), '[]') FROM (
         SELECT left(s.name, 80) AS name, extract(epoch FROM pgqueue.now() - s.declared_at)::float8 AS age FROM pgqueue.schedule s
         WHERE s.declared_at <= (SELECT pgqueue.now()) - interval '10 minutes' AND s.paused_at IS NULL ORDER BY s.name LIMIT 10) AS o),
@@ -91,8 +91,8 @@ SELECT json_build_object(
 )::text;
 
 -- name: doctor_free
--- Those of these queues for which a live worker had a free slot at its last heartbeat, as JSON. A worker of the version before does not say
--- so for each queue: then all its slots count. The worker must know the task of one of the blocked `jobs` of the queue, if there are any.
+-- Those of these queues for which a live worker had a free slot at its last heartbeat, as JSON. A worker that has
+-- just started has not said so for each queue: then all its slots count. The worker must know the task of one of the blocked `jobs` of the queue, if there are any.
 WITH wanted AS MATERIALIZED (
     SELECT DISTINCT b.queue, b.task FROM pgqueue.job_blocked b WHERE b.id = ANY (%(jobs)s::bigint[])
 ), live AS MATERIALIZED (
@@ -107,7 +107,7 @@ FROM live CROSS JOIN LATERAL unnest(live.queues, live.free) AS own (queue, free)
 WHERE own.queue = ANY (%(queues)s::text[])
   AND coalesce(own.free, live.concurrency - live.lost - cardinality(live.running)) > 0
   AND (own.queue NOT IN (SELECT wanted.queue FROM wanted) OR EXISTS (
-           SELECT FROM wanted WHERE wanted.queue = own.queue AND coalesce(wanted.task = ANY (live.tasks), true)));
+           SELECT FROM wanted WHERE wanted.queue = own.queue AND wanted.task = ANY (live.tasks)));
 
 -- name: doctor_unserved
 -- Of these queues, which no live worker serves: for how many seconds the first of their blocked jobs has waited, if it is among the `most`

@@ -6,7 +6,7 @@
 -- no such job.
 SELECT (SELECT to_json(shown)::text FROM (SELECT {{shown}}) AS shown),
        (SELECT coalesce(json_agg(to_json(a) ORDER BY a.finished_at), '[]')::text
-        FROM pgqueue.attempt_rows(job.id) AS a WHERE a.enqueued_at = job.enqueued_at IS NOT FALSE),
+        FROM pgqueue.attempt_rows(job.id) AS a WHERE a.enqueued_at = job.enqueued_at),
        (SELECT to_json(p)::text FROM pgqueue.progress_row(job.id) AS p
         WHERE job.state = 'running' AND p.updated_at >= job.started_at)
 FROM (

@@ -1,7 +1,7 @@
 -- name: tasks_list
 -- The tasks that live workers know, that jobs have, or that are paused, as a JSON array: how many workers know each, how many jobs wait or run, in which
 -- queues, and whether some of these queues have live workers of which none knows the task. Of each state the first 10,000 jobs are looked
--- at; beyond that numbers are at least so many. A worker of the version before does not say what it knows, and may know any.
+-- at; beyond that numbers are at least so many.
 WITH live AS MATERIALIZED (
     SELECT w.queues, w.tasks FROM pgqueue.worker w
     WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease
@@ -10,7 +10,7 @@ WITH live AS MATERIALIZED (
     SELECT t.task, count(*) AS workers FROM live CROSS JOIN unnest(live.tasks) AS t (task) GROUP BY t.task
 ), taken AS MATERIALIZED (
     SELECT DISTINCT q.queue, t.task
-    FROM live CROSS JOIN unnest(live.queues) AS q (queue) CROSS JOIN unnest(coalesce(live.tasks, ARRAY[''])) AS t (task)
+    FROM live CROSS JOIN unnest(live.queues) AS q (queue) CROSS JOIN unnest(live.tasks) AS t (task)
 ), walked AS MATERIALIZED (
     (SELECT 1 AS part, j.queue, j.task FROM pgqueue.job_available j LIMIT 10001)
     UNION ALL
@@ -22,7 +22,7 @@ WITH live AS MATERIALIZED (
 ), counted AS (
     SELECT walked.queue, walked.task, count(*) AS n,
         EXISTS (SELECT FROM taken WHERE taken.queue = walked.queue)
-            AND NOT EXISTS (SELECT FROM taken WHERE taken.queue = walked.queue AND taken.task IN (walked.task, '')) AS unknown
+            AND NOT EXISTS (SELECT FROM taken WHERE taken.queue = walked.queue AND taken.task = walked.task) AS unknown
     FROM walked GROUP BY walked.queue, walked.task
 ), held AS (
     SELECT counted.task, sum(counted.n)::bigint AS n, bool_or(counted.unknown) AS unknown,
@@ -44,11 +44,11 @@ FROM (
 ) AS shown;
 
 -- name: tasks_taken
--- The pairs of a queue and a task that live workers take jobs of; the task '' is every task of its queue.
+-- The pairs of a queue and a task that live workers take jobs of.
 SELECT s.queue, s.task FROM pgqueue.served() AS s;
 
 -- name: tasks_may_look
--- Whether this role may see which tasks live workers take. One that only enqueues may not; the version before had no such function.
+-- Whether this role may see which tasks live workers take. One that only enqueues may not.
 SELECT coalesce(
     has_function_privilege(to_regprocedure('pgqueue.served()'), 'EXECUTE')
     AND has_table_privilege(to_regclass('pgqueue.worker'), 'SELECT'), false);

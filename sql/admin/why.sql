@@ -1,4 +1,4 @@
--- Why a job does not run, or is not finished. Everything here only reads. What it reads stands in functions (migration 0035), because a
+-- Why a job does not run, or is not finished. Everything here only reads. What it reads stands in functions, because a
 -- session that is not ours plans as it likes.
 
 -- name: why_waiting
@@ -61,7 +61,7 @@ SELECT json_build_object('now', pgqueue.now(), 'by', (
           ORDER BY c.at DESC LIMIT 10) AS a))::text;
 
 -- name: why_names
--- The pairs of a queue and a task that live workers take jobs of, as one JSON array; the task '' is every task of its queue.
+-- The pairs of a queue and a task that live workers take jobs of, as one JSON array.
 SELECT (SELECT coalesce(json_agg(json_build_array(s.queue, s.task)), '[]')::text FROM pgqueue.served() AS s);
 
 -- name: why_now

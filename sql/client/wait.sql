@@ -5,7 +5,7 @@
 SELECT j.state, j.result::text, j.reason,
        CASE WHEN j.state = 'failed' THEN (
            SELECT json_build_object('error_type', a.error_type, 'message', a.message, 'traceback', a.traceback)::text
-           FROM pgqueue.attempt_rows(j.id) AS a WHERE a.enqueued_at = j.enqueued_at IS NOT FALSE
+           FROM pgqueue.attempt_rows(j.id) AS a WHERE a.enqueued_at = j.enqueued_at
            ORDER BY a.finished_at DESC LIMIT 1) END
 FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) AS j
 ORDER BY j.state IN ('available', 'scheduled', 'blocked', 'running') DESC, j.finished_at DESC

@@ -7,7 +7,7 @@ SELECT s.job_id, r.claim, left(s.reason, 10000)
 FROM pgqueue.job_signal s
 CROSS JOIN LATERAL (
     SELECT j.claim FROM pgqueue.job_running j
-    WHERE j.id = s.job_id AND s.enqueued_at = j.enqueued_at IS NOT FALSE AND j.worker_id + 0 = %(worker_id)s::bigint OFFSET 0
+    WHERE j.id = s.job_id AND s.enqueued_at = j.enqueued_at AND j.worker_id + 0 = %(worker_id)s::bigint OFFSET 0
 ) AS r
 WHERE s.kind = 'cancel'
 ORDER BY s.job_id, s.created_at;
@@ -20,7 +20,7 @@ ORDER BY s.job_id, s.created_at;
 -- Answers how many jobs were cancelled, and how many requests deleted.
 WITH late AS MATERIALIZED (
     SELECT s.ctid, s.job_id, s.enqueued_at, s.reason FROM pgqueue.job_signal s
-    WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = s.job_id AND s.enqueued_at = r.enqueued_at IS NOT FALSE OFFSET 0)
+    WHERE NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.id = s.job_id AND s.enqueued_at = r.enqueued_at OFFSET 0)
     ORDER BY s.job_id LIMIT %(n)s::integer
     FOR UPDATE OF s SKIP LOCKED
 ), asked AS MATERIALIZED (
@@ -28,15 +28,15 @@ WITH late AS MATERIALIZED (
 ), available AS MATERIALIZED (
     SELECT j.ctid FROM asked CROSS JOIN LATERAL (
         SELECT j.ctid FROM pgqueue.job_available j
-        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), scheduled AS MATERIALIZED (
     SELECT j.ctid FROM asked CROSS JOIN LATERAL (
         SELECT j.ctid FROM pgqueue.job_scheduled j
-        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), blocked AS MATERIALIZED (
     SELECT j.ctid FROM asked CROSS JOIN LATERAL (
         SELECT j.ctid FROM pgqueue.job_blocked j
-        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
+        WHERE j.id = asked.id AND asked.enqueued_at = j.enqueued_at LIMIT 1 FOR UPDATE SKIP LOCKED) AS j
 ), from_available AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM available))
     RETURNING {{job}}, {{attempts}}
@@ -55,20 +55,20 @@ WITH late AS MATERIALIZED (
 ), cancelled AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, {{attempts}}, {{job}})
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
-        (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id AND late.enqueued_at = gone.enqueued_at IS NOT FALSE), {{attempts}}, {{job}}
+        (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id AND late.enqueued_at = gone.enqueued_at), {{attempts}}, {{job}}
     FROM gone
     RETURNING id, enqueued_at
 ), deleted AS (
     DELETE FROM pgqueue.job_signal WHERE ctid = ANY (ARRAY(
         SELECT late.ctid FROM late
-        LEFT JOIN cancelled ON cancelled.id = late.job_id AND late.enqueued_at = cancelled.enqueued_at IS NOT FALSE
+        LEFT JOIN cancelled ON cancelled.id = late.job_id AND late.enqueued_at = cancelled.enqueued_at
         WHERE cancelled.id IS NOT NULL OR NOT (
             EXISTS (SELECT FROM pgqueue.job_available j
-                    WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at IS NOT FALSE OFFSET 0)
+                    WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at OFFSET 0)
             OR EXISTS (SELECT FROM pgqueue.job_scheduled j
-                       WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at IS NOT FALSE OFFSET 0)
+                       WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at OFFSET 0)
             OR EXISTS (SELECT FROM pgqueue.job_blocked j
-                       WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at IS NOT FALSE OFFSET 0))))
+                       WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at OFFSET 0))))
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM cancelled), (SELECT count(*) FROM deleted);

@@ -237,18 +237,15 @@ SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, c
 
 -- name: complete_settled
 -- Of jobs that are ours no more, those that an earlier try of ours ended, though its answer was lost. History says so,
--- or the row of the attempt, by its claim; a row without one is of the version before. There an interrupted run may be another one of
--- the same attempt, which it did not spend. `worker_ids`: we may have seemed dead meanwhile, and have another id.
+-- or the row of the attempt, by its claim. `worker_ids`: we may have seemed dead meanwhile, and have another id.
 SELECT mine.id
-FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(attempts)s::smallint[]) AS mine (id, claim, attempt)
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
 WHERE EXISTS (SELECT FROM pgqueue.job j
               WHERE j.state IN ('completed', 'failed', 'cancelled') AND coalesce(j.reason, '') <> 'crashed'
                 AND j.id = mine.id AND j.claim = mine.claim AND j.worker_id = ANY (%(worker_ids)s::bigint[]) OFFSET 0)
    OR EXISTS (SELECT FROM pgqueue.attempt a
               WHERE a.job_id = mine.id AND a.worker_id = ANY (%(worker_ids)s::bigint[])
-                AND coalesce(a.claim = mine.claim, a.attempt = mine.attempt)
-                AND (a.outcome NOT IN ('crashed', 'aborted', 'interrupted', 'memory')
-                     OR a.outcome = 'interrupted' AND a.claim = mine.claim) OFFSET 0);
+                AND a.claim = mine.claim AND a.outcome NOT IN ('crashed', 'aborted', 'memory') OFFSET 0);
 
 -- name: complete_resolve_doubles
 -- A job could not go where it had to, because a row with its id stood there. Only while the job is still ours: the row of a job that
@@ -271,7 +268,7 @@ WITH picked AS MATERIALIZED (
     ) AS done
     CROSS JOIN LATERAL (
         SELECT k.ctid, k.hold FROM pgqueue.unique_key k
-        WHERE k.key = mine.key AND k.job_id = mine.id AND k.enqueued_at = done.enqueued_at IS NOT FALSE
+        WHERE k.key = mine.key AND k.job_id = mine.id AND k.enqueued_at = done.enqueued_at
         LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS k
 ), freed AS (

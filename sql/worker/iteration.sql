@@ -32,6 +32,6 @@ SELECT n FROM pgqueue.last_batch(%(id)s::bigint, %(since)s::text::timestamptz) W
 DELETE FROM pgqueue.job_cursor c
 WHERE c.job_id = ANY (%(ids)s::bigint[])
   AND EXISTS (SELECT FROM pgqueue.job j
-              WHERE j.id = c.job_id AND c.enqueued_at = j.enqueued_at IS NOT FALSE AND j.state IN ('completed', 'skipped')
+              WHERE j.id = c.job_id AND c.enqueued_at = j.enqueued_at AND j.state IN ('completed', 'skipped')
               OFFSET 0)
 RETURNING c.job_id;

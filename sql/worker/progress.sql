@@ -45,7 +45,7 @@ WITH RECURSIVE known AS (
     DELETE FROM pgqueue.job_cursor c
     WHERE c.job_id = ANY (ARRAY(SELECT job_id FROM page))
       AND NOT EXISTS (SELECT FROM pgqueue.job j
-                      WHERE j.id = c.job_id AND c.enqueued_at = j.enqueued_at IS NOT FALSE
+                      WHERE j.id = c.job_id AND c.enqueued_at = j.enqueued_at
                         AND j.state NOT IN ('completed', 'skipped') OFFSET 0)
 )
 SELECT CASE WHEN count(*) = %(n)s::integer THEN max(job_id) END FROM page;

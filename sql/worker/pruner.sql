@@ -55,19 +55,19 @@ WITH walked AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT coalesce(
             (SELECT true FROM pgqueue.job_available j
-             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1),
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at LIMIT 1),
             (SELECT true FROM pgqueue.job_scheduled j
-             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1),
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at LIMIT 1),
             (SELECT true FROM pgqueue.job_blocked j
-             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1),
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at LIMIT 1),
             (SELECT true FROM pgqueue.job_running j
-             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE LIMIT 1), false) AS lives
+             WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at LIMIT 1), false) AS lives
         WHERE coalesce(walked.expires_at, '-infinity') <= (SELECT pgqueue.now())
         OFFSET 0
     ) AS there
     LEFT JOIN LATERAL (
         SELECT j.finished_at, j.state IN ('failed', 'cancelled') AS dead FROM pgqueue.job j
-        WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at IS NOT FALSE
+        WHERE j.id = walked.job_id AND walked.enqueued_at = j.enqueued_at
           AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
         ORDER BY j.finished_at DESC LIMIT 1
     ) AS ended ON true
@@ -88,7 +88,7 @@ WITH walked AS MATERIALIZED (
 ), noted AS (
     UPDATE pgqueue.unique_key k SET expires_at = (
         SELECT max(j.finished_at) + make_interval(secs => k.seconds) FROM pgqueue.job j
-        WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at IS NOT FALSE
+        WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at
           AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))
     WHERE k.ctid = ANY (ARRAY(SELECT ctid FROM picked WHERE notes))
     RETURNING k.key

@@ -115,7 +115,7 @@ SELECT coalesce(json_object_agg(limiter.key, json_build_object(
     'remains', ours.id IS NOT NULL,
     'elsewhere', theirs.id IS NOT NULL AND (ours.id IS NULL OR (theirs.rank, theirs.id) < (ours.rank, ours.id)),
     'last', (SELECT l.worker_id FROM pgqueue.limiter l JOIN pgqueue.worker w ON w.id = l.worker_id
-             WHERE l.key = limiter.key AND ours.queue = ANY (w.queues) AND coalesce(ours.task = ANY (w.tasks), w.tasks IS NULL)
+             WHERE l.key = limiter.key AND ours.queue = ANY (w.queues) AND ours.task = ANY (w.tasks)
              LIMIT 1),
     'poison', EXISTS (
         SELECT FROM mine CROSS JOIN LATERAL (

@@ -7,7 +7,7 @@ WITH mine AS MATERIALIZED (
 ), before AS MATERIALIZED (
     SELECT count(*) AS n, max(a.finished_at) AS latest FROM pgqueue.attempt a
     WHERE a.job_id = %(id)s::bigint AND a.outcome = 'aborted'
-      AND a.enqueued_at = (SELECT mine.enqueued_at FROM mine) IS NOT FALSE
+      AND a.enqueued_at = (SELECT mine.enqueued_at FROM mine)
 ), noted AS (
     INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome,
                                  error_type, message, traceback, version_tag)

@@ -382,7 +382,7 @@ WITH me AS MATERIALIZED (
     SELECT one.queue, one.task, sum(coalesce(w.free[array_position(w.queues, one.queue::text)],
                                              greatest(0, w.concurrency - w.lost - cardinality(w.running))))::integer AS free
     FROM (SELECT DISTINCT queue, task FROM head WHERE free_at_most > 0) AS one
-    JOIN pgqueue.worker w ON one.queue = ANY (w.queues) AND coalesce(one.task = ANY (w.tasks), w.tasks IS NULL)
+    JOIN pgqueue.worker w ON one.queue = ANY (w.queues) AND one.task = ANY (w.tasks)
     WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint
     GROUP BY one.queue, one.task
 ), turned AS MATERIALIZED (

@@ -43,8 +43,8 @@ WITH looked AS MATERIALIZED (
 ), ended AS MATERIALIZED (
     SELECT e.*, judged.late FROM (TABLE available UNION ALL TABLE blocked) AS e JOIN judged ON judged.id = e.id
 ), noted AS (
-    INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, started_at, finished_at, bin, outcome, message, version_tag)
-    SELECT id, enqueued_at, attempt, %(worker_id)s::bigint, pgqueue.now(), pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
+    INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, message, version_tag)
+    SELECT id, enqueued_at, attempt, %(worker_id)s::bigint, 0, pgqueue.now(), pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
         CASE WHEN late THEN 'cancelled' ELSE 'refused' END,
         CASE WHEN late THEN 'deadline' ELSE concat('no task named ', quote_literal(task), ' is imported by any worker') END,
         %(version_tag)s::text

@@ -463,7 +463,8 @@ async def test_a_retried_job_runs_though_its_attempts_were_spent(dsn: str, eyes:
 
 def test_a_request_to_its_last_run_does_not_cancel_a_retried_job(conn: Conn, eyes: Eyes) -> None:
     job = put(eyes, "failed")
-    eyes.do("INSERT INTO pgqueue.job_signal (job_id, kind, reason) VALUES (%s, 'cancel', 'r')", job)
+    ask = "INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason) SELECT id, enqueued_at, 'cancel', 'r' "
+    eyes.do(ask + "FROM pgqueue.job WHERE id = %s", job)
     pgqueue.retry(conn, job)
     assert conn.execute("SELECT count(*) FROM pgqueue.job_signal").fetchone() == (0,)
 
@@ -558,11 +559,15 @@ async def test_cancel_and_retry_in_a_race_leave_one_job(dsn: str, eyes: Eyes) ->
 # Discard -------------------------------------------------------------------------------------------------------------
 
 BESIDE = """
-    INSERT INTO pgqueue.attempt (job_id, attempt, outcome, worker_id, message, bin, started_at, finished_at)
-    SELECT %(id)s, n, 'failed', 1, 'secret', n, pgqueue.now(), pgqueue.now() FROM generate_series(0, 1) AS n;
-    INSERT INTO pgqueue.job_cursor (job_id, n, cursor) VALUES (%(id)s, 1, '"secret"');
+    INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, outcome, worker_id, message, bin, started_at,
+        finished_at)
+    SELECT id, enqueued_at, 1, n, 'failed', 1, 'secret', n, pgqueue.now(), pgqueue.now()
+    FROM pgqueue.job CROSS JOIN generate_series(0, 1) AS n WHERE id = %(id)s;
+    INSERT INTO pgqueue.job_cursor (job_id, enqueued_at, n, cursor)
+    SELECT id, enqueued_at, 1, '"secret"' FROM pgqueue.job WHERE id = %(id)s;
     INSERT INTO pgqueue.job_progress (job_id, done) VALUES (%(id)s, 1);
-    INSERT INTO pgqueue.job_signal (job_id, kind, reason) VALUES (%(id)s, 'cancel', 'secret');
+    INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason)
+    SELECT id, enqueued_at, 'cancel', 'secret' FROM pgqueue.job WHERE id = %(id)s;
 """
 LEFT = """
     SELECT (SELECT count(*) FROM pgqueue.job), (SELECT count(*) FROM pgqueue.attempt),

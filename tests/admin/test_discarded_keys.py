@@ -275,8 +275,9 @@ PAST = """
     INSERT INTO pgqueue.job (task, state, reason, finished_at, idempotency_key)
     SELECT 'x', CASE n % 2 WHEN 0 THEN 'completed' ELSE 'failed' END, 'error', pgqueue.now(), 'k' || n
     FROM generate_series(1, 4000) AS n;
-    INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, started_at, finished_at, bin, outcome)
-    SELECT id, enqueued_at, 1, 1, pgqueue.now(), pgqueue.now(), 0, 'failed' FROM pgqueue.job WHERE state <> 'available';
+    INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, outcome)
+    SELECT id, enqueued_at, 1, 1, 1, pgqueue.now(), pgqueue.now(), 0, 'failed' FROM pgqueue.job
+    WHERE state <> 'available';
     INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold, seconds)
     SELECT 'idempotency:' || idempotency_key, id, enqueued_at, 'after', 86400 FROM pgqueue.job
     WHERE state <> 'available';

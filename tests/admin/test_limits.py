@@ -171,11 +171,11 @@ async def test_who_has_no_slot_stays_behind_where_the_line_begins_to_be_read(des
 @pytest.mark.promise("F13")
 @pytest.mark.parametrize(
     ("most", "free", "granted"),
-    [(1, [0, 4], False), (2, [0, 4], False), (1, [1, 0], True), (1, None, True)],
-    ids=["full", "full, of two", "free", "a version that does not say"],
+    [(1, [0, 4], False), (2, [0, 4], False), (1, [1, 0], True), (1, [], True)],
+    ids=["full", "full, of two", "free", "one that has not said so yet"],
 )
 async def test_slots_of_another_queue_of_that_worker_are_no_reason_to_grant(
-    most: int, free: list[int] | None, granted: bool, desks: Desks, eyes: Eyes
+    most: int, free: list[int], granted: bool, desks: Desks, eyes: Eyes
 ) -> None:
     """Queue a has one slot of its own in a worker whose four others are free. What is behind it can run here."""
     eyes.do(ALLOW, most)

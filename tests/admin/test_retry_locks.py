@@ -132,7 +132,7 @@ def test_a_key_that_is_just_being_taken_is_waited_for_with_patience(
     conn.execute("DELETE FROM pgqueue.unique_key")
     conn.commit()
     with psycopg.connect(dsn) as other, pytest.raises(psycopg.errors.LockNotAvailable) as caught:
-        other.execute("INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES ('unique:k', -1, 'live')")
+        other.execute("INSERT INTO pgqueue.unique_key VALUES ('unique:k', -1, 'live', 0, NULL, now())")
         conn.execute("SET lock_timeout = '50ms'")
         pgqueue.retry(conn, *ids)
     assert "unique keys" in caught.value.__notes__[0]

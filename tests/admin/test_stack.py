@@ -174,7 +174,7 @@ async def test_what_does_not_run_has_no_stack(dsn: str, eyes: Eyes) -> None:
 
 @pytest.mark.promise("F103")
 async def test_a_worker_that_does_not_answer_is_named(dsn: str, eyes: Eyes) -> None:
-    """As one of the version before, which knows no such request."""
+    """It takes jobs, and looks for no such request."""
     taker = Taker(dsn, tasks=["stack.none"])
     job = int(pgqueue.remote("stack.none").enqueue(eyes.conn).id)
     await taker.fetch()

@@ -1113,18 +1113,8 @@ def test_a_job_of_a_prepared_transaction_may_come_yet() -> None:
 
 
 def test_the_lane_of_a_job_that_has_moved_is_one_row(conn: psycopg.Connection) -> None:
-    """The version before reads it so, too, while workers are replaced."""
+    """The answer is read as one row."""
     assert conn.execute("SELECT jobs, whole, pace FROM pgqueue.why_lane(4711)").fetchall() == [(0, None, None)]
-
-
-def test_on_an_earlier_schema_it_says_what_to_run(conn: psycopg.Connection) -> None:
-    job = int(pgqueue.remote("why.a").enqueue(conn).id)
-    [before] = [file.sql for file in migrations.files() if file.name == "why"]
-    begin = before.index("CREATE FUNCTION pgqueue.why_waiting(")
-    function = before[begin : before.index("END $$;", begin) + len("END $$;")]
-    conn.execute(function.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION").encode(), prepare=False)
-    with pytest.raises(pgqueue.SchemaBehind, match="run `pgqueue migrate`"):
-        pgqueue.why(conn, job)
 
 
 @pytest.mark.parametrize("id", [0, -1, True, "7", 1 << 63])

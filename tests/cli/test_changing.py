@@ -21,9 +21,9 @@ Conn = psycopg.Connection[Any]
 @pytest.mark.second
 def test_migrate_checks_makes_and_checks(empty_dsn: str) -> None:
     before = pgqueue("migrate", "--check", dsn=empty_dsn)
-    assert (before.returncode, "lacks 0001_initial" in before.stdout) == (1, True)
+    assert (before.returncode, "lacks 0001_schema" in before.stdout) == (1, True)
     first = pgqueue("migrate", dsn=empty_dsn)
-    assert (first.returncode, "applied 0001_initial" in first.stdout) == (0, True)
+    assert (first.returncode, "applied 0001_schema" in first.stdout) == (0, True)
     again = pgqueue("migrate", dsn=empty_dsn)
     assert (again.returncode, "applied" in again.stdout, "nothing to do" in again.stdout) == (0, False, True)
     assert pgqueue("migrate", "--check", dsn=empty_dsn).returncode == 0

@@ -126,6 +126,7 @@ def test_a_database_without_the_schema_is_4(arguments: list[str], empty_dsn: str
     [
         ("DELETE FROM pgqueue.migration", "is empty"),
         ("INSERT INTO pgqueue.migration VALUES (9999, 'future', true)", "upgrade pgqueue"),
+        ("UPDATE pgqueue.migration SET name = 'initial' WHERE version = 1", "migration 1 is 0001_initial there"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_4(dsn: str, change: str, says: str) -> None:

@@ -123,7 +123,7 @@ def test_triggers_mean_the_same_in_every_session(hostile: psycopg.Connection[Any
     for row in (
         "ring (kind, leaves, retention) VALUES ('done', 8, '2 days')",
         "duty (name, done_at) VALUES ('sweep', '2000-01-01')",
-        "migration (version, name, breaking) VALUES (1, 'initial', false)",
+        "migration (version, name, breaking) VALUES (1, 'schema', false)",
         "relay_target DEFAULT VALUES",
         "bulk (actor, action, target, states, up_to) VALUES ('a', 'retry', '{}', '{failed}', 1)",
     ):

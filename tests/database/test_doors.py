@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
-from roles import Role, create_role, drop_role, refused, role
+from roles import Role, refused, role
 from workers import Eyes
 
 import pgqueue as api
@@ -88,7 +88,7 @@ def test_an_enqueuing_role_chooses_no_other_lane_than_that_of_its_priority(row: 
 
 @pytest.mark.promise("F50")
 def test_a_role_that_works_puts_jobs_where_it_found_them(role: Role, eyes: Eyes) -> None:
-    """Also as the version before does: a job that was given back before it started has no mark but its rank."""
+    """A job that is given back before it started has no mark but its rank."""
     with psycopg.connect(role("work")) as conn:
         for rank in (10, -1, -2, 11):
             conn.execute("INSERT INTO pgqueue.job_available (task, rank) VALUES ('t', %s)", [rank])
@@ -144,10 +144,10 @@ def test_an_enqueuing_role_takes_unique_keys_and_has_no_right_on_those_of_others
     refused(
         mine,
         "SELECT key FROM pgqueue.unique_key",
-        "INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES ('unique:pay:77', 1, 'live')",
+        "INSERT INTO pgqueue.unique_key VALUES ('unique:pay:77', 1, 'live', 0, NULL, now())",
         "UPDATE pgqueue.unique_key SET expires_at = NULL",
         "DELETE FROM pgqueue.unique_key",
-        "SELECT pgqueue.take_keys(NULL, 'pay:77', 'live', 0, 1)",
+        "SELECT pgqueue.take_keys(NULL, 'pay:77', 'live', 0, 1, now(), false, NULL)",
         "SELECT * FROM pgqueue.take_all_keys(NULL, '{pay:77}', '{live}', '{0}', '{1}', '{now}', NULL)",
         "SELECT * FROM pgqueue.take_many_keys(NULL, '{pay:77}', '{live}', '{0}', '{1}', '{now}', NULL)",
         "SELECT pgqueue.judge_keys('{unique:k}', '{}')",
@@ -355,7 +355,7 @@ def called_by_a_stranger(role: Role, eyes: Eyes, calls: list[str]) -> set[str]:
     held = api.Unique("late", hold="pending")
     api.enqueue(eyes.conn, api.remote("t").using(unique=held))
     for key in ("free", "freed"):
-        eyes.do("INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES (%s, 12345678, 'live')", f"unique:{key}")
+        eyes.do("INSERT INTO pgqueue.unique_key VALUES (%s, 12345678, 'live', 0, NULL, now())", f"unique:{key}")
     with psycopg.connect(role("enqueue"), autocommit=True) as conn:
         twins(conn, eyes)
         for call in calls:
@@ -390,7 +390,8 @@ RUNNING = """
     INSERT INTO pgqueue.job (state, task, worker_id, claim, started_at) VALUES ('running', 't', 1, 1, now());
     INSERT INTO pgqueue.job (task) VALUES ('waits');
     INSERT INTO pgqueue.job (state, task, finished_at, reason) VALUES ('failed', 't', now(), 'error');
-    INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES ('unique:pay:77', 2, 'live');
+    INSERT INTO pgqueue.unique_key (key, job_id, enqueued_at, hold)
+    SELECT 'unique:pay:77', id, enqueued_at, 'live' FROM pgqueue.job WHERE task = 'waits';
     INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues)
     VALUES ('15 s', 1, 1, 'h', '1', '{}');
 """
@@ -608,12 +609,12 @@ def test_no_table_is_locked_by_a_role_that_only_enqueues_or_reads(kind: grants.K
 
 
 @pytest.mark.promise("F53")
-def test_rights_of_before_are_taken_as_the_page_says(role: Role, eyes: Eyes) -> None:
+def test_wider_rights_are_taken_as_the_page_says(role: Role, eyes: Eyes) -> None:
     mine = role("enqueue")
     name = conninfo_to_dict(mine)["user"]
     eyes.do(f"GRANT INSERT (id), UPDATE (id) ON pgqueue.job TO {name}")
     eyes.do(f"GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO {name}")
-    eyes.do(f"GRANT EXECUTE ON FUNCTION pgqueue.judge_keys(text[], text[]) TO {name}")
+    eyes.do(f"GRANT EXECUTE ON FUNCTION pgqueue.take_back(bigint[], timestamptz[]) TO {name}")
     page = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
     lines = [
         line for line in page.splitlines() if line.startswith("REVOKE ALL ON ALL ") and line.endswith("FROM shop;")
@@ -623,52 +624,6 @@ def test_rights_of_before_are_taken_as_the_page_says(role: Role, eyes: Eyes) -> 
         eyes.do(line.replace("FROM shop", f"FROM {name}"))
     grants.grant(eyes.conn, str(name), "enqueue", "pgqueue")
     _, may_not, _ = CELLS["enqueue"]
-    refused(mine, *may_not, "SELECT pgqueue.judge_keys('{}', '{}')")
+    refused(mine, *may_not, "SELECT pgqueue.take_back('{}', '{}')")
     with psycopg.connect(mine) as conn:
         assert api.enqueue(conn, api.remote("t").using(unique="k"), x=1).created
-
-
-BEFORE = """
-    GRANT USAGE ON SCHEMA pgqueue TO {role};
-    GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO {role};
-    GRANT INSERT (state, queue, priority, rank, task, args, headers, run_at, deadline, max_attempts, lock_key,
-        lock_limit, on_locked, limit_key, rate_key), SELECT (id, queue, state)
-        ON pgqueue.job, pgqueue.job_available TO {role};
-    GRANT INSERT (id, enqueued_at, unique_key, idempotency_key),
-        SELECT (attempt, snoozes, crashes, enqueued_at, finished_at), UPDATE (id) ON pgqueue.job TO {role};
-    GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO {role};
-    GRANT SELECT, INSERT, DELETE ON pgqueue.job_waiter TO {role};
-"""
-"""The rights to enqueue, as `pgqueue grants` gave them before."""
-AS_BEFORE = """
-    WITH lost AS MATERIALIZED (
-        SELECT * FROM pgqueue.take_all_keys(
-            '{NULL}', ARRAY[%s], '{live}', '{0}', ARRAY[%s::bigint], ARRAY[now()], '{false}')
-    )
-    INSERT INTO pgqueue.job (id, enqueued_at, state, rank, task, priority, unique_key)
-    SELECT %s, now(), 'available', 5, 't', 2, %s WHERE NOT EXISTS (SELECT FROM lost) RETURNING id
-"""
-"""What an application of the version before sends for one job with a unique key."""
-
-
-@pytest.mark.promise("F15", "F52")
-def test_a_role_of_before_goes_on_with_statements_of_before_and_of_now(
-    empty_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = create_role(empty_dsn)
-    files = migrations.files()
-    with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        monkeypatch.setattr(migrations, "files", lambda line: files[:22])
-        migrations.migrate(conn, "pgqueue")
-        conn.execute(BEFORE.format(role=name).encode())
-        monkeypatch.undo()
-        migrations.migrate(conn, "pgqueue")
-        with psycopg.connect(empty_dsn, user=name, password="secret", autocommit=True) as mine:
-            task = api.remote("t").using(unique="k", priority=2)
-            first = api.enqueue(mine, task, x=1)
-            assert mine.execute(AS_BEFORE, ["k", 1000, 1000, "k"]).fetchall() == []
-            assert mine.execute(AS_BEFORE, ["j", 1001, 1001, "j"]).fetchall() == [(1001,)]
-            assert api.enqueue(mine, task.using(unique="j"), x=1) == api.JobHandle(1001, created=False)
-            assert mine.execute("SELECT pgqueue.enqueue('t', unique_key => 'k')").fetchone() == (first.id,)
-            mine.execute("SELECT pgqueue.leave_wait(pgqueue.begin_wait(1))")
-        drop_role(conn, name)

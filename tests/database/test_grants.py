@@ -313,25 +313,6 @@ def test_a_role_that_read_before_there_were_limits_reads_on(role: Role, dsn: str
     assert '"undeclared": null' in pgqueue("status", "--json", dsn=mine).stdout
 
 
-@pytest.mark.parametrize("kind", ["read", "enqueue"])
-@pytest.mark.parametrize("public", [True, False])
-def test_a_function_that_a_migration_makes_anew_may_be_called_by_as_many_roles(
-    dsn: str, kind: grants.Kind, public: bool
-) -> None:
-    """A role may call `why_lane` by name, or as PUBLIC. Other functions have been granted to some role by name."""
-    [again] = [file for file in migrations.files() if file.name == "why_again"]
-    name, may = create_role(dsn), "SELECT has_function_privilege(%s, 'pgqueue.why_lane(bigint)', 'EXECUTE')"
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        if not public:
-            conn.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgqueue FROM PUBLIC")
-        grants.grant(conn, name, kind, "pgqueue")
-        before = conn.execute(may, [name]).fetchall()
-        conn.execute("DELETE FROM pgqueue.migration WHERE version = %s", [again.version])
-        conn.execute(again.sql.encode(), prepare=False)
-        assert conn.execute(may, [name]).fetchall() == before == [(public or kind == "read",)]
-        drop_role(conn, name)
-
-
 def test_a_role_without_rights_is_told_what_to_run(dsn: str) -> None:
     name = create_role(dsn)
     done = pgqueue("status", dsn=make_conninfo(dsn, user=name, password="secret"))

@@ -15,11 +15,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from servers import Server, binaries
+from workers import wait_until
 
 from pgqueue.database import migrations
 from pgqueue.database.migrations import migrate, require
 from pgqueue.database.statements import sql_directory
-from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaMissing, SchemaTooNew
+from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaForeign, SchemaMissing, SchemaTooNew
 from pgqueue.pytest_plugin import Databases
 
 ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({}, '{}', {});"
@@ -148,98 +149,6 @@ def test_the_script_makes_the_same_as_migrate(dsn: str, empty_dsn: str, tmp_path
         assert catalog(by_hand, "jobs") == catalog(ours, "pgqueue")
 
 
-ENQUEUE = """SELECT pronargs, proacl::text[] FROM pg_proc
-             WHERE proname = 'enqueue' AND pronamespace = 'pgqueue'::regnamespace"""
-
-
-@pytest.mark.second
-@pytest.mark.parametrize("closed", [True, False])
-def test_who_may_call_the_sql_function_may_call_the_next_one(
-    empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = migrations.files()
-    monkeypatch.setattr(migrations, "files", lambda line: files[:8])
-    migrate(empty, "pgqueue")
-    empty.commit()
-    old = "pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text)"
-    if closed:
-        empty.execute(f"REVOKE ALL ON FUNCTION {old} FROM PUBLIC".encode())
-        empty.execute(f"GRANT EXECUTE ON FUNCTION {old} TO {role} WITH GRANT OPTION".encode())
-    [before] = empty.execute(ENQUEUE.encode()).fetchall()
-    empty.execute("SELECT pgqueue.enqueue('x', '{}', 'mail')")
-    empty.commit()
-    monkeypatch.undo()
-    migrate(empty, "pgqueue")
-    [after] = empty.execute(ENQUEUE.encode()).fetchall()
-    assert (before[0], after[0]) == (10, 14)
-    assert sorted(after[1] or []) == sorted(before[1] or []) and bool(before[1]) == closed
-    empty.execute("SELECT pgqueue.enqueue('x', '{}', 'mail')")
-    empty.commit()
-
-
-@pytest.mark.second
-@pytest.mark.parametrize("closed", [True, False])
-def test_who_may_judge_keys_may_do_so_after_migration_15(
-    empty: psycopg.Connection, role: str, closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = migrations.files()
-    monkeypatch.setattr(migrations, "files", lambda line: files[:14])
-    migrate(empty, "pgqueue")
-    empty.commit()
-    if closed:
-        empty.execute("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA pgqueue FROM PUBLIC")
-        empty.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgqueue TO {role} WITH GRANT OPTION".encode())
-        empty.commit()
-    monkeypatch.undo()
-    migrate(empty, "pgqueue")
-    rights = "SELECT array(SELECT unnest(proacl)::text ORDER BY 1) FROM pg_proc WHERE proname = %s"
-    model, *others = (empty.execute(rights, [name]).fetchone() for name in ("take_keys", "judge_keys", "take_back"))
-    assert others == [model, model]
-    assert (model == ([],)) == (not closed)
-
-
-@pytest.mark.second
-@pytest.mark.parametrize(
-    ("had", "gets"),
-    [
-        ("SELECT ON pgqueue.queue", {"paused_task": "r"}),
-        ("INSERT ON pgqueue.queue", {"paused_task": "ad"}),
-        ("SELECT ON pgqueue.supervisor_order", {"audit": "r"}),
-        ("DELETE ON pgqueue.unknown_task", {"audit": "d"}),
-        ("INSERT ON pgqueue.job_signal", {"columns": "a"}),
-        ("INSERT ON pgqueue.job", {}),
-    ],
-)
-def test_a_role_granted_before_migration_24_sees_and_writes_what_operators_do(
-    had: str, gets: dict[str, str], empty: psycopg.Connection, role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a role that cancels jobs could do so no more: the record is written by the same statement."""
-    files = migrations.files()
-    monkeypatch.setattr(migrations, "files", lambda line: files[:23])
-    migrate(empty, "pgqueue")
-    empty.execute(f"GRANT {had} TO {role}".encode())
-    empty.commit()
-    monkeypatch.undo()
-    migrate(empty, "pgqueue")
-    of_tables = empty.execute(
-        "SELECT relname, string_agg(left(privilege_type, 1), '' ORDER BY privilege_type) FROM ("
-        "    SELECT relname, a.privilege_type FROM pg_class c, aclexplode(relacl) AS a"
-        "    WHERE relname IN ('audit', 'paused_task') AND a.grantee = %s::regrole) AS one GROUP BY relname",
-        [role],
-    ).fetchall()
-    of_columns = empty.execute(
-        "SELECT attname FROM pg_attribute c, aclexplode(attacl) AS a"
-        " WHERE attrelid = 'pgqueue.audit'::regclass AND a.grantee = %s::regrole AND a.privilege_type = 'INSERT'"
-        " ORDER BY attname",
-        [role],
-    ).fetchall()
-    letters = {"S": "r", "I": "a", "D": "d"}
-    found = {name: "".join(sorted(letters[each] for each in said)) for name, said in of_tables}
-    assert found == {name: "".join(sorted(said)) for name, said in gets.items() if name != "columns"}
-    columns = ["action", "actor", "count", "details", "jobs", "target"] if "columns" in gets else []
-    assert [name for (name,) in of_columns] == columns
-
-
 def psql(dsn: str, *arguments: str) -> None:
     command = [str(binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *arguments, "-d", dsn]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -311,6 +220,16 @@ def test_a_file_that_does_not_enter_itself_is_refused_and_undone(
     with pytest.raises(Error, match="0001_silent must end by entering itself"):
         migrate(empty, "pgqueue")
     assert schemas(empty) == []
+
+
+def test_what_a_file_warns_of_is_logged_and_nothing_else(
+    empty: psycopg.Connection, lay: Lay, caplog: pytest.LogCaptureFixture
+) -> None:
+    says = "RAISE NOTICE 'by the way'; RAISE WARNING 'a view keeps a column' USING HINT = 'Run this.';"
+    lay(f"{GROUND}DO $$ BEGIN {says} END $$;")
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        migrate(empty, "pgqueue")
+    assert [record.getMessage() for record in caplog.records] == ["a view keeps a column. Run this."]
 
 
 def test_on_an_open_transaction_it_is_part_of_it(empty: psycopg.Connection) -> None:
@@ -466,34 +385,104 @@ def test_reading_the_standing_keeps_the_callers_transaction(conn: psycopg.Connec
     assert conn.execute("SELECT count(*) FROM mine").fetchone() == (0,)
 
 
+# Another history ----------------------------------------------------------------------------------------------------
+
+OUTBOX = migrations.OUTBOX
+OLD = ("initial", "transactions", "locks", "unique", "supervisor", "schedules", "limits", "rates")
+"""The first names of a history that is not ours: that of a pgqueue before the first release."""
+LINES = pytest.mark.parametrize("line", [migrations.QUEUE, OUTBOX], ids=["queue", "outbox"])
+
+
+def enter_old(conn: psycopg.Connection, line: migrations.Line) -> None:
+    for number, name in enumerate(OLD, 1):
+        conn.execute(f"{line.enter} ({number}, '{name}', false)".encode())
+    conn.commit()
+
+
+def everything(conn: psycopg.Connection, line: migrations.Line) -> object:
+    """All that is in the schema, and the rows of the line's table."""
+    rows = conn.execute(line.read.encode()).fetchall()
+    return catalog(conn, "pgqueue"), rows
+
+
+def refuses(conn: psycopg.Connection, line: migrations.Line) -> None:
+    """Each way in says what it is, and nothing is changed."""
+    before = everything(conn, line)
+    file = migrations.files(line)[0]
+    for look in (migrations.check, require, migrate):
+        with pytest.raises(SchemaForeign, match=f"migration 1 is 0001_initial there, and {file} in this") as caught:
+            look(conn, "pgqueue", line=line)
+        assert f"`pgqueue migrate{line.option} --schema NAME`" in str(caught.value)
+        conn.rollback()
+    assert everything(conn, line) == before
+
+
+@pytest.mark.promise("F15")
+@LINES
+def test_a_schema_of_another_history_is_named_and_left_as_it_is(
+    line: migrations.Line, empty: psycopg.Connection
+) -> None:
+    """By the numbers alone it would be ours, and newer by seven."""
+    empty.execute(f"{GROUND}CREATE TABLE pgqueue.outbox (id int)".encode())
+    empty.execute("CREATE TABLE pgqueue.outbox_migration (LIKE pgqueue.migration INCLUDING ALL)")
+    enter_old(empty, line)
+    refuses(empty, line)
+    assert migrate(empty, "another", line=line) == list(migrations.files(line))
+    assert require(empty, "another", line).pending == ()
+
+
+@pytest.mark.promise("F15")
+@LINES
+def test_rows_of_another_history_that_were_restored_into_our_schema_are_named(
+    line: migrations.Line, empty: psycopg.Connection
+) -> None:
+    """A restore of the data alone replaces the rows of the same numbers. The other line is what it was."""
+    other = OUTBOX if line is migrations.QUEUE else migrations.QUEUE
+    migrate(empty, "pgqueue", line=line)
+    migrate(empty, "pgqueue", line=other)
+    enter_old(empty, line)
+    refuses(empty, line)
+    assert require(empty, "pgqueue", other).pending == ()
+
+
+def test_a_later_number_with_another_name_is_named_as_soon_as_it_is_ours(empty: psycopg.Connection, lay: Lay) -> None:
+    lay(GROUND, "SELECT 1;")
+    migrate(empty, "pgqueue")
+    empty.execute("UPDATE pgqueue.migration SET name = 'colour' WHERE version = 2")
+    empty.commit()
+    lay(GROUND)
+    assert [str(row) for row in require(empty, "pgqueue").unknown] == ["0002_colour"]
+    lay(GROUND, "SELECT 1;", "CREATE TABLE pgqueue.third ();")
+    for look in (require, migrate):
+        with pytest.raises(SchemaForeign, match="2 is 0002_colour there, and 0002_step_2 in this"):
+            look(empty, "pgqueue")
+    assert empty.execute("SELECT to_regclass('pgqueue.third')").fetchone() == (None,)
+    assert empty.execute("UPDATE pgqueue.migration SET name = 'step_2' WHERE version = 2").rowcount == 1
+    assert [str(file) for file in migrate(empty, "pgqueue")] == ["0003_step_3"]
+
+
+@pytest.mark.promise("F15")
+def test_another_history_that_begins_while_we_wait_for_the_lock_is_named(
+    empty_dsn: str, empty: psycopg.Connection, lay: Lay
+) -> None:
+    lay(GROUND)
+    with psycopg.connect(empty_dsn) as other, ThreadPoolExecutor(1) as thread:
+        other.execute("SELECT pg_advisory_xact_lock(hashtextextended('pgqueue migrate pgqueue', 0))")
+        migrating = thread.submit(migrate, empty_dsn)
+        wait_until(lambda: empty.execute("SELECT FROM pg_locks WHERE NOT granted AND locktype = 'advisory'").rowcount)
+        other.execute(GROUND)
+        enter_old(other, migrations.QUEUE)
+        with pytest.raises(SchemaForeign, match="1 is 0001_initial there, and 0001_step_1 in this"):
+            migrating.result(30)
+    assert empty.execute("SELECT count(*) FROM pgqueue.migration").fetchone() == (len(OLD),)
+
+
 # Rights and servers -------------------------------------------------------------------------------------------------
 
 
 def test_a_role_that_may_not_create_is_told_what_it_needs(empty_dsn: str, role: str) -> None:
     with pytest.raises(Error, match=rf"role '{role}' may not change schema 'pgqueue'.*GRANT CREATE ON DATABASE.*--sql"):
         migrate(make_conninfo(empty_dsn, user=role))
-
-
-def test_a_migration_can_be_applied_by_another_than_the_owner(
-    empty_dsn: str, empty: psycopg.Connection, role: str
-) -> None:
-    """All but the last by the owner of the tables, that by a superuser: what it makes is the owner's, too."""
-    *before, last = migrations.files()
-    empty.execute(f"GRANT CREATE ON DATABASE {empty.info.dbname} TO {role}".encode())
-    empty.commit()
-    with psycopg.connect(make_conninfo(empty_dsn, user=role)) as owner:
-        for file in before:
-            owner.execute(file.sql.encode(), prepare=False)
-    empty.execute(last.sql.encode(), prepare=False)
-    empty.commit()
-    foreign = (
-        "SELECT relname FROM pg_class WHERE relnamespace = 'pgqueue'::regnamespace AND relowner <> %(role)s::regrole "
-        "UNION ALL "
-        "SELECT proname FROM pg_proc WHERE pronamespace = 'pgqueue'::regnamespace AND proowner <> %(role)s::regrole"
-    )
-    assert empty.execute(foreign, {"role": role}).fetchall() == []
-    with psycopg.connect(make_conninfo(empty_dsn, user=role)) as owner:
-        assert owner.execute("SELECT nextval('pgqueue.job_hold_seq')").fetchone() == (1,)
 
 
 def test_a_role_that_may_not_read_is_told_what_it_needs(empty_dsn: str, role: str) -> None:
@@ -556,8 +545,6 @@ def test_numbers_without_gap_or_double(tmp_path: Path, names: list[str]) -> None
 
 
 # The outbox: a line of its own -------------------------------------------------------------------------------------
-
-OUTBOX = migrations.OUTBOX
 
 
 @pytest.mark.parametrize("first", [migrations.QUEUE, OUTBOX])

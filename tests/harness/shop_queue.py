@@ -69,9 +69,9 @@ SELECT CASE WHEN n < 10 THEN 'failed' ELSE 'cancelled' END, 'cards.charge', 'def
        now() - n * interval '3 minutes', now() - n * interval '9 minutes',
     (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'), 3, 3, 1
 FROM generate_series(1, 12) AS n;
-INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, started_at, finished_at, bin, outcome,
+INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, outcome,
     error_type, message, traceback, version_tag)
-SELECT j.id, j.enqueued_at, n, 1, j.finished_at - (3 - n) * interval '90 seconds' - interval '1.4 seconds',
+SELECT j.id, j.enqueued_at, 1, n, 1, j.finished_at - (3 - n) * interval '90 seconds' - interval '1.4 seconds',
        j.finished_at - (3 - n) * interval '90 seconds', (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'),
        CASE WHEN n < 3 THEN 'retry' ELSE 'error' END, 'CardDeclined', 'the bank has declined the card',
        E'Traceback (most recent call last):\\n'

@@ -45,8 +45,10 @@ def make(
         columns |= {"worker_id": "1", "claim": "1", "started_at": "clock_timestamp()"}
     if state in ENDS:
         columns |= {"finished_at": f"clock_timestamp() - interval '{ended} s'", "reason": "'r'"}
-    sql = f"INSERT INTO pgqueue.job ({', '.join(columns)}) VALUES ({', '.join(columns.values())}) RETURNING id"  # noqa: S608
-    [(id,)] = conn.execute(sql.encode()).fetchall()
+    sql = f"INSERT INTO pgqueue.job ({', '.join(columns)}) VALUES ({', '.join(columns.values())})"  # noqa: S608
+    [(id, since)] = conn.execute(f"{sql} RETURNING id, enqueued_at".encode()).fetchall()
     kind, seconds = (hold, 0.0) if hold in ("pending", "live") else ("after", float(hold))
-    conn.execute("INSERT INTO pgqueue.unique_key VALUES (%s, %s, %s, %s)", [f"unique:{key}", id, kind, seconds])
+    conn.execute(
+        "INSERT INTO pgqueue.unique_key VALUES (%s, %s, %s, %s, NULL, %s)", [f"unique:{key}", id, kind, seconds, since]
+    )
     return int(id)

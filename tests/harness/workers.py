@@ -286,19 +286,39 @@ def apply_ddl(dsn: str, sql: str) -> None:
 
 
 LATER = """-- breaking: {breaking}
-ALTER TABLE pgqueue.job ADD COLUMN colour text;
-CREATE INDEX job_running_colour ON pgqueue.job_running (colour) WHERE colour IS NOT NULL;
+ALTER TABLE pgqueue.job ADD COLUMN colour text NOT NULL DEFAULT 'grey';
+CREATE INDEX job_running_colour ON pgqueue.job_running (colour) WHERE colour <> 'grey';
+CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
+    RETURN date_trunc('milliseconds', clock_timestamp());
 INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({version}, 'colour', {answer});
 """
 
 
-def apply_later(dsn: str, *, breaking: bool) -> str:
-    """Apply what might be the next migration, which this pgqueue does not know; its name."""
+def later(*, breaking: bool) -> tuple[str, str]:
+    """What might be the next migration, which this pgqueue does not know: its name and its text."""
     version = migrations.files()[-1].version + 1
     answer = str(breaking).lower()
-    apply_ddl(dsn, LATER.format(breaking="yes" if breaking else "no", answer=answer, version=version))
-    return f"{version:04}_colour"
+    return f"{version:04}_colour", LATER.format(breaking="yes" if breaking else "no", answer=answer, version=version)
 
+
+def apply_later(dsn: str, *, breaking: bool) -> str:
+    """Apply what might be the next migration; its name."""
+    name, sql = later(breaking=breaking)
+    apply_ddl(dsn, sql)
+    return name
+
+
+EARLIER = """
+DO $$
+DECLARE
+    made regprocedure;
+BEGIN
+    FOR made IN SELECT oid FROM pg_proc WHERE pronamespace = 'pgqueue'::regnamespace AND prokind = 'f' LOOP
+        EXECUTE format('ALTER FUNCTION %s RENAME TO %I', made, 'later_' || made::oid);
+    END LOOP;
+END $$
+"""
+"""Leaves the schema like one of an earlier version: without the functions that statements call."""
 
 HAPPENINGS = (
     "started", "completed", "failed", "retried", "snoozed", "cancelled", "expired", "skipped", "interrupted", "rescued",
@@ -408,7 +428,7 @@ SOME_TASKS = (
 class Taker:
     """The taking half of a worker, step by step: registered, with a fetcher, nothing running by itself.
 
-    It takes jobs of `tasks`; without any named of every task that it finds, and its row says nothing of them.
+    It takes jobs of `tasks`; without any named of every task that it finds, and its row says so.
     """
 
     def __init__(
@@ -416,13 +436,11 @@ class Taker:
     ) -> None:
         self.link = Link(dsn, "pgqueue")
         self.session = Session(self.link, "fetch")
+        self.tasks = set(SOME_TASKS if tasks is None else tasks)
         with psycopg.connect(dsn) as conn:
             self.worker_id = register(
-                conn, "pgqueue", lease=lease, concurrency=1, version_tag="t", queues=list(queues), tasks=tasks or ()
+                conn, "pgqueue", lease=lease, concurrency=1, version_tag="t", queues=list(queues), tasks=self.tasks
             )
-            if tasks is None:
-                conn.execute("UPDATE pgqueue.worker SET tasks = NULL WHERE id = %s", [self.worker_id])
-        self.tasks = set(SOME_TASKS if tasks is None else tasks)
         self._finds = tasks is None
         self.queues = queues
         self.jobs: list[Job] = []
@@ -451,10 +469,10 @@ class Taker:
 
     def _kinds(self) -> list[Kind]:
         with psycopg.connect(self.link.dsn) as conn:
-            keyed = "SELECT coalesce(lock_key, limit_key, rate_key) IS NOT NULL, task FROM pgqueue.job_available"
-            found = conn.execute(f"{keyed} GROUP BY 1, 2".encode()).fetchall()
-        there = {with_keys for with_keys, _ in found}
-        if self._finds and not self.tasks.issuperset(names := {task for _, task in found}):
+            keyed = "SELECT DISTINCT coalesce(lock_key, limit_key, rate_key) IS NOT NULL FROM pgqueue.job_available"
+            there = {with_keys for (with_keys,) in conn.execute(keyed.encode()).fetchall()}
+            names = {task for (task,) in conn.execute("SELECT DISTINCT task FROM pgqueue.job").fetchall()}
+        if self._finds and not self.tasks.issuperset(names):
             self.tasks |= names
             self.know()
         return [
@@ -465,6 +483,8 @@ class Taker:
         """Take jobs of `tasks` from now on."""
         self.state.tasks = dict.fromkeys(self.tasks)  # type: ignore[assignment]
         self.fetcher._tasks = texts(self.tasks)
+        with psycopg.connect(self.link.dsn) as conn:
+            conn.execute("UPDATE pgqueue.worker SET tasks = %s WHERE id = %s", [sorted(self.tasks), self.worker_id])
 
     async def close(self) -> None:
         await self.session.close()

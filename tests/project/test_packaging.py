@@ -108,7 +108,7 @@ def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
 def test_migrate_enqueue_and_work_far_from_the_checkout(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(TASKS, encoding="utf-8")
     pgqueue = installed / "pgqueue"
-    assert "applied 0001_initial" in run(pgqueue, "migrate", cwd=tmp_path, PGQUEUE_DSN=empty_dsn)
+    assert "applied 0001_schema" in run(pgqueue, "migrate", cwd=tmp_path, PGQUEUE_DSN=empty_dsn)
     job = run(pgqueue, "enqueue", "jobs.greet", '{"name": "world"}', cwd=tmp_path, PGQUEUE_DSN=empty_dsn)
     worker = subprocess.Popen(
         [pgqueue, "work", "jobs"],

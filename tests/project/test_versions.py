@@ -1,4 +1,6 @@
-"""An earlier wheel and this checkout in one database: the schema comes while the old worker works, a new one joins.
+"""This checkout and a later one in one database: the schema comes while the old worker works, a new one joins.
+
+The later one is a copy of this checkout with one migration more: a column, an index, a changed function.
 
 And this checkout on a later schema: the worker process starts on it unless it breaks us, and else says why it does not.
 """
@@ -7,28 +9,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
-import venv
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 
 import commands
 import pytest
 from faults import Stream, drawn_up, settled
-from workers import Eyes, apply_later, wait_until
+from workers import Eyes, apply_later, later, wait_until
 
 from pgqueue.database import migrations
 
 ROOT = Path(__file__).parents[2]
-# The commit whose schema is 0001_initial and nothing more, as it was when that could no longer be changed.
-EARLIER = "e97bae669580caf922132cf86f687faade9904b5"
 TASKS = """
 import os
 import pgqueue
@@ -38,26 +36,18 @@ async def notes(key: int, seconds: float = 0.0) -> None:
     with open(os.environ["RAN"], "a") as ran:
         ran.write(f"{key}\\n")
 """
+PGQUEUE = [sys.executable, "-m", "pgqueue"]
 
 
 @pytest.fixture(scope="module")
-def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`pgqueue` of the earlier wheel, built from the history, in an environment of its own."""
-    git = ["git", "-C", str(ROOT), "archive", "--format=tar", EARLIER]
-    try:
-        done = subprocess.run(git, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no git to build an earlier version with")
-    if done.returncode:
-        pytest.skip(f"no history to build an earlier version from: {done.stderr.decode().strip()}")
-    source, home = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("earlier")
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as tree:
-        tree.extractall(source, filter="data")
-    venv.create(home, with_pip=True)
-    run(home / "bin/pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", home, source)
-    [wheel] = home.glob("*.whl")
-    run(home / "bin/pip", "install", "--quiet", f"{wheel}[binary]")
-    return home / "bin/pgqueue"
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout that has one migration more."""
+    place = tmp_path_factory.mktemp("newer")
+    for folder in ("pgqueue", "sql"):
+        shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    name, sql = later(breaking=False)
+    (place / "sql" / "migrations" / f"{name}.sql").write_text(sql, encoding="utf-8")
+    return place
 
 
 def clean() -> dict[str, str]:
@@ -65,21 +55,22 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("PGQUEUE_", "PYTHON"))}
 
 
-def run(*command: str | Path, **environment: str) -> str:
-    done = subprocess.run(command, env=clean() | environment, capture_output=True, text=True, timeout=300, cwd="/")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def run(place: Path, dsn: str, *arguments: str, code: int = 0) -> str:
+    """What `pgqueue` of the checkout at this place says."""
+    environment = clean() | {"PGQUEUE_DSN": dsn, "PYTHONPATH": str(place)}
+    command = [*PGQUEUE, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd="/")
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @contextmanager
-def working(
-    pgqueue: list[str | Path], directory: Path, name: str, **environment: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker process by the command line; killed at the end if it still lives."""
-    environment = clean() | {"RAN": str(directory / name)} | environment
-    command = [*pgqueue, "work", "jobs", "--app-dir", directory, "--version-tag", name, "--lease", "6s"]
+def working(place: Path, dsn: str, directory: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker process of the checkout at this place; killed at the end if it still lives."""
+    environment = clean() | {"RAN": str(directory / name), "PGQUEUE_DSN": dsn, "PYTHONPATH": str(place)}
+    command = [*PGQUEUE, "work", "jobs", "--app-dir", str(directory), "--version-tag", name, "--lease", "6s"]
     with (directory / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd=directory)
+        process = subprocess.Popen(command, env=environment, stderr=log, stdout=log, cwd="/")
     try:
         yield process
     finally:
@@ -92,26 +83,34 @@ def ran(directory: Path, name: str) -> list[int]:
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
-@pytest.mark.long
+@pytest.mark.promise("F15")
+def test_a_later_pgqueue_does_not_start_before_its_schema_is_there(newer: Path, dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(TASKS)
+    name, _ = later(breaking=False)
+    assert f"lacks {name}" in run(newer, dsn, "migrate", "--check", code=1)
+    assert f"lacks {name}; run `pgqueue migrate`" in run(newer, dsn, "work", "jobs", "--app-dir", str(tmp_path), code=4)
+
+
+@pytest.mark.second
 @pytest.mark.promise("F15")
 def test_the_schema_arrives_while_an_earlier_worker_works_and_a_new_one_joins_it(
-    earlier: Path, empty_dsn: str, tmp_path: Path
+    newer: Path, empty_dsn: str, tmp_path: Path
 ) -> None:
     (tmp_path / "jobs.py").write_text(TASKS)
-    new: list[str | Path] = [sys.executable, "-m", "pgqueue"]
-    ours = {"PGQUEUE_DSN": empty_dsn, "PYTHONPATH": str(ROOT)}
-    run(earlier, "migrate", PGQUEUE_DSN=empty_dsn)
+    name, _ = later(breaking=False)
+    run(ROOT, empty_dsn, "migrate")
     eyes = Eyes(empty_dsn)
-    assert eyes.all("SELECT version FROM pgqueue.migration") == [(1,)]
-    with working([earlier], tmp_path, "old", PGQUEUE_DSN=empty_dsn) as old, Stream(empty_dsn, 200.0) as stream:
+    with working(ROOT, empty_dsn, tmp_path, "old") as old, Stream(empty_dsn, 200.0) as stream:
         wait_until(lambda: len(ran(tmp_path, "old")) > 200)
-        began = time.monotonic()
-        told = run(*new, "migrate", **ours)
-        print(f"{told.splitlines()[0]} in {time.monotonic() - began:.1f} s, beside {len(stream.committed)} jobs")
-        assert eyes.one("SELECT max(version) FROM pgqueue.migration") > 1
-        with working(new, tmp_path, "new", **ours) as young:
+        began, before = time.monotonic(), len(stream.committed)
+        assert f"applied {name}\n" in run(newer, empty_dsn, "migrate")
+        print(f"{name} in {time.monotonic() - began:.1f} s, beside {len(stream.committed) - before} jobs")
+        assert "nothing to do; 1 newer than this pgqueue" in run(ROOT, empty_dsn, "migrate", "--check")
+        with working(newer, empty_dsn, tmp_path, "new") as young:
             wait_until(lambda: len(ran(tmp_path, "new")) > 200)
-            stream.more(1000)
+            seen = len(ran(tmp_path, "old"))
+            stream.more(500)
+            wait_until(lambda: len(ran(tmp_path, "old")) > seen)
             old.terminate()
             assert old.wait(30) == 0, (tmp_path / "old.log").read_text()
             stream.more(200)
@@ -125,6 +124,10 @@ def test_the_schema_arrives_while_an_earlier_worker_works_and_a_new_one_joins_it
     assert (found.lost, found.twice, found.crashes) == ([], [], 0)
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
     assert eyes.one("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+    last = (
+        "SELECT colour, date_trunc('milliseconds', finished_at) = finished_at FROM pgqueue.job ORDER BY id DESC LIMIT 1"
+    )
+    assert eyes.all(last) == [("grey", True)]
     eyes.close()
 
 

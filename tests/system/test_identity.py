@@ -65,28 +65,6 @@ def test_a_key_of_a_job_that_is_gone_is_not_held_by_a_stranger_with_its_id(
     assert not by(conn)
 
 
-@pytest.mark.promise("F29")
-def test_a_key_of_a_row_of_the_version_before_is_judged_by_its_id(conn: Conn) -> None:
-    make(conn, "available", "live")
-    assert conn.execute("SELECT enqueued_at FROM pgqueue.unique_key").fetchall() == [(None,)]
-    assert not put(conn, "k").created
-    assert put(conn, "k", on_duplicate="replace").replaced
-
-
-@pytest.mark.promise("F29")
-def test_what_the_version_before_calls_still_answers(conn: Conn) -> None:
-    id = put(conn, "k").id
-    answer = conn.execute("SELECT pgqueue.judge_keys('{unique:k}', '{}')").fetchone()
-    assert answer == (f'[["unique:k", {id}, true]]',)
-    taken = conn.execute("SELECT pgqueue.take_keys(NULL, 'k', 'live', 0, 99, ARRAY[99, 100])").fetchone()
-    assert taken == (id,)
-    taken = conn.execute("SELECT pgqueue.take_keys(NULL, 'new', 'live', 0, 99)").fetchone()
-    assert taken == (99,)
-    assert conn.execute("SELECT id, unique_key FROM pgqueue.take_back(ARRAY[%s::bigint])", [id]).fetchall() == [
-        (id, "k")
-    ]
-
-
 def test_a_retry_by_hand_takes_back_the_key_of_its_job_and_no_strangers(dsn: str, conn: Conn) -> None:
     first = make(conn, "failed", "live", key="a")
     conn.commit()
@@ -182,25 +160,24 @@ def test_of_two_jobs_with_one_id_the_one_that_got_it_last_is_cancelled(dsn: str,
 def test_attempts_of_a_stranger_are_not_shown(conn: Conn) -> None:
     id = pgqueue.enqueue(conn, "t").id
     note = (
-        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, started_at, finished_at, bin, outcome) "
-        "VALUES (%s, %s, 1, 1, now(), now(), 0, 'failed')"
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
+        "outcome) VALUES (%s, %s, 1, 1, 1, now(), now(), 0, 'failed')"
     )
     conn.execute(note, [id, "2001-01-01"])
     assert get(conn, id).attempts == ()
-    conn.execute(note, [id, None])  # of the version before
-    assert len(get(conn, id).attempts) == 1
 
 
 @pytest.mark.promise("F36")
 def test_a_run_is_named_by_its_claim_because_a_snooze_spends_no_attempt(conn: Conn) -> None:
     """An earlier run of the same attempt on the same worker was snoozed: this run has not been ended by it."""
     conn.execute(
-        "INSERT INTO pgqueue.attempt (job_id, attempt, worker_id, claim, started_at, finished_at, bin, outcome) "
-        "VALUES (1, 1, 5, 3, now(), now(), 0, 'snoozed'), (2, 1, 5, NULL, now(), now(), 0, 'failed')"
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, "
+        "outcome) VALUES (1, now(), 1, 5, 3, now(), now(), 0, 'snoozed'), "
+        "(2, now(), 1, 5, 4, now(), now(), 0, 'failed')"
     )
-    asked = {"ids": [1, 1, 2], "claims": [3, 9, 9], "attempts": [1, 1, 1], "worker_ids": [5]}
+    asked = {"ids": [1, 1, 2], "claims": [3, 9, 4], "worker_ids": [5]}
     settled = conn.execute(text("complete_settled", "pgqueue").encode(), asked).fetchall()
-    assert settled == [(1,), (2,)]  # once: the run of claim 3, and the one of the version before
+    assert settled == [(1,), (2,)]  # once: the run of claim 3
 
 
 # Sequences -----------------------------------------------------------------------------------------------------------
@@ -221,7 +198,7 @@ def filled(dsn: str) -> None:
         )
         conn.execute("INSERT INTO pgqueue.supervisor_order (supervisor_id, kind) VALUES (60, 'quiet'), (60, 'quiet')")
         conn.execute("INSERT INTO pgqueue.job_waiter (job_id) VALUES (1), (1), (70)")
-        conn.execute("INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES ('unique:k', 80, 'live')")
+        conn.execute("INSERT INTO pgqueue.unique_key VALUES ('unique:k', 80, 'live', 0, NULL, now())")
         conn.commit()
 
 
@@ -327,33 +304,3 @@ def test_a_worker_may_advance_sequences_and_set_none(dsn: str, role: Role) -> No
         assert len(conn.execute(ADVANCE).fetchall()) >= 2
     with psycopg.connect(enqueuing) as conn:
         assert put(conn, "k").created and not put(conn, "k").created
-
-
-# The migration -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.promise("F15")
-def test_the_migration_rewrites_no_table_and_lets_roles_go_on(empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = (
-        "SELECT relname, pg_relation_filenode(oid) FROM pg_class WHERE relkind IN ('r', 'i') "
-        "AND relnamespace = 'pgqueue'::regnamespace ORDER BY 1"
-    )
-    files = migrations.files()
-    with psycopg.connect(empty_dsn) as conn:
-        monkeypatch.setattr(migrations, "files", lambda line: files[:17])
-        migrations.migrate(conn, "pgqueue")
-        conn.execute("CREATE ROLE pgqueue_test_identity")
-        conn.execute("GRANT INSERT (task, unique_key), SELECT (finished_at) ON pgqueue.job TO pgqueue_test_identity")
-        conn.execute("GRANT INSERT ON pgqueue.worker TO pgqueue_test_identity")
-        before = conn.execute(tables.encode()).fetchall()
-        monkeypatch.setattr(migrations, "files", lambda line: files[:18])
-        migrations.migrate(conn, "pgqueue")
-        assert conn.execute(tables.encode()).fetchall() == before
-        may = conn.execute(
-            "SELECT has_column_privilege(r, 'pgqueue.job', 'enqueued_at', 'INSERT'), "
-            "has_column_privilege(r, 'pgqueue.job', 'enqueued_at', 'SELECT'), "
-            "has_function_privilege(r, 'pgqueue.advance_sequences(boolean)', 'EXECUTE') "
-            "FROM (SELECT 'pgqueue_test_identity') AS role (r)"
-        ).fetchall()
-        assert may == [(True, True, True)]
-        conn.rollback()  # the role goes with it

@@ -115,7 +115,7 @@ class Stage:
         return [getattr(end, "sqlstate", str(end)) if end else None for end in ends]
 
 
-TAKE = "INSERT INTO pgqueue.unique_key (key, job_id, hold) VALUES (%s, -1, 'live')"
+TAKE = "INSERT INTO pgqueue.unique_key VALUES (%s, -1, 'live', 0, NULL, now())"
 LOCK_KEY = "SELECT FROM pgqueue.unique_key WHERE key = %s FOR UPDATE"
 LOCK_JOB = "SELECT FROM pgqueue.job WHERE id = %s FOR UPDATE"
 

@@ -10,7 +10,6 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue.client.tasks import task
-from pgqueue.database import migrations
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.retry import RetryPolicy
 
@@ -64,10 +63,6 @@ OF_A_LANGUAGE = """
     JOIN pg_attribute a ON a.attrelid = i.oid
     WHERE t.relnamespace = 'pgqueue'::regnamespace AND a.attcollation NOT IN (0, '"C"'::regcollation)
 """
-FILES = """
-    SELECT relid::regclass::text, pg_relation_filenode(relid)
-    FROM pg_partition_tree('pgqueue.job') WHERE isleaf ORDER BY 1
-"""
 
 
 @pytest.mark.promise("F43")
@@ -77,38 +72,6 @@ def test_no_index_is_in_the_order_of_a_language(eyes: Eyes) -> None:
     keys = ("lock_key", "limit_key", "rate_key", "key", "unique_key", "idempotency_key")
     sql = "SELECT count(*) FROM pg_attribute WHERE attrelid IN (SELECT relid FROM pg_partition_tree('pgqueue.job')) "
     assert eyes.one(sql + """AND attname = ANY (%s) AND attcollation <> '"C"'::regcollation""", list(keys)) == 0
-
-
-def before_keys_were_bytes(conn: psycopg.Connection[Any]) -> None:
-    """The schema of the version before."""
-    for file in migrations.files()[:17]:
-        conn.execute(file.sql.encode(), prepare=False)
-
-
-@pytest.mark.promise("F43")
-def test_the_change_of_collation_rewrites_no_table(empty_dsn: str) -> None:
-    with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        before_keys_were_bytes(conn)
-        conn.execute("INSERT INTO pgqueue.job (task, lock_key, lock_limit, on_locked) VALUES ('x', 'k', 1, 'wait')")
-        files = conn.execute(FILES).fetchall()
-        migrations.migrate(conn)
-        assert conn.execute(FILES).fetchall() == files
-
-
-@pytest.mark.promise("F43")
-def test_a_view_of_the_application_does_not_stop_the_migration(
-    empty_dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """PostgreSQL changes no column that a view names. The columns stay as they are, and a line says what to run."""
-    with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        before_keys_were_bytes(conn)
-        conn.execute("CREATE VIEW mine AS SELECT id, task, state FROM pgqueue.job")
-        assert migrations.migrate(conn)[-1] == migrations.files()[-1]
-        [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert "view mine" in said
-        conn.execute("DROP VIEW mine")
-        conn.execute(said[said.index("ALTER TABLE") :].encode())
-        assert conn.execute(OF_A_LANGUAGE).fetchall() == []
 
 
 # Publications --------------------------------------------------------------------------------------------------------

@@ -416,8 +416,8 @@ async def test_many_who_want_a_key_that_is_open_do_not_keep_others_waiting(dsn: 
 # What is left over ---------------------------------------------------------------------------------------------------
 
 
-LEFT = """INSERT INTO pgqueue.unique_key (key, job_id, hold)
-          SELECT 'unique:' || n, -n, 'live' FROM generate_series(1, %s) n"""
+LEFT = """INSERT INTO pgqueue.unique_key (key, job_id, hold, enqueued_at)
+          SELECT 'unique:' || n, -n, 'live', now() FROM generate_series(1, %s) n"""
 
 
 async def sweep(dsn: str) -> None:
@@ -441,10 +441,11 @@ async def test_the_sweep_removes_what_nobody_can_need_and_nothing_else(dsn: str,
         named(f"stays {state} after", state, "60", ended=50)
         named(f"goes {state} over", state, "60", ended=70)
     for n, left in ((1, -5), (2, 5)):
-        sql = "INSERT INTO pgqueue.unique_key VALUES (%s, 4711, 'after', 60, pgqueue.now() + make_interval(secs => %s))"
+        until = "pgqueue.now() + make_interval(secs => %s)"
+        sql = f"INSERT INTO pgqueue.unique_key VALUES (%s, 4711, 'after', 60, {until}, now())"  # noqa: S608
         eyes.do(sql, f"unique:{'goes' if left < 0 else 'stays'} {n}", left)
-    eyes.do("INSERT INTO pgqueue.unique_key VALUES ('unique:goes forgotten', 4711, 'live', 0)")
-    eyes.do("INSERT INTO pgqueue.unique_key VALUES ('unique:goes never made', 4712, 'after', 60)")
+    eyes.do("INSERT INTO pgqueue.unique_key VALUES ('unique:goes forgotten', 4711, 'live', 0, NULL, now())")
+    eyes.do("INSERT INTO pgqueue.unique_key VALUES ('unique:goes never made', 4712, 'after', 60, NULL, now())")
     stays = eyes.all("SELECT key FROM pgqueue.unique_key WHERE key LIKE 'unique:stays%' ORDER BY key")
     await sweep(dsn)
     assert eyes.all("SELECT key FROM pgqueue.unique_key ORDER BY key") == stays

@@ -236,7 +236,7 @@ def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:
             f"{worker.running}/{worker.concurrency}",
             f"{span(worker.beat_age)} ago",
             worker.version_tag,
-            "unknown" if worker.tasks is None else worker.tasks,
+            worker.tasks,
             ",".join(worker.queues),
         ]
         for worker in shown

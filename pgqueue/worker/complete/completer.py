@@ -494,8 +494,7 @@ class Completer:
         unsure = [job for job in gone if job.id in self._unsure or job.written]
         ended: set[int] = set()
         if unsure:
-            attempts, ids = integers([job.attempt for job in unsure]), integers(self._ids)
-            settled = self._about("complete_settled", unsure, attempts=attempts, worker_ids=ids)
+            settled = self._about("complete_settled", unsure, worker_ids=integers(self._ids))
             [answer] = await self._session.run(settled)
             ended = {row[0] for row in answer}
         dropped = [job for job in gone if job.id not in ended | released]

@@ -41,7 +41,7 @@ OutcomeStatement = Statement[list[int] | None]
 """A statement that answers None if all its jobs were ended, else the ids of those that were."""
 
 LOST = "PGQ01"
-"""The SQLSTATE of a completion that found no row of this run (sql/migrations/0002)."""
+"""The SQLSTATE of a completion that found no row of this run (`refuse_lost` in sql/migrations/0001_schema.sql)."""
 
 # From this many plain jobs on, rows are not locked before the DELETE: that statement costs more, but less for each job.
 UNLOCKED_LEAST = 20

@@ -4,8 +4,7 @@ No worker claims a job with an unknown task. The job stays available, because a 
 new code of a rolling deploy, or another codebase on the queue. `pgqueue status` names it meanwhile. No worker runs it,
 therefore the leader ends it.
 
-A task counts as unknown while no live worker of the queue has it among its tasks. A worker of the version before does
-not report its tasks: it may know all of them.
+A task counts as unknown while no live worker of the queue has it among its tasks.
 
 Table `unknown_task` notes since when a task is unknown. A look that finds the task writes the row. The row is removed
 when a worker knows the task again, or when a whole walk has seen no job of it. A job is failed only after it has been

@@ -99,8 +99,8 @@ def register(
     version_tag: str,
     queues: list[str],
     tasks: Iterable[str],
-    slots: Sequence[int | None] | None = None,
-    listens: bool | None = None,
+    slots: Sequence[int | None] = (),
+    listens: bool = True,
 ) -> int:
     """Insert the row of a new worker; return its id, which was never used before and never will be again."""
     row = conn.execute(
@@ -113,7 +113,7 @@ def register(
             "version_tag": version_tag,
             "queues": queues,
             "tasks": sorted(tasks),
-            "slots": None if slots is None else list(slots),
+            "slots": list(slots),
             "listens": listens,
         },
     ).fetchone()

@@ -226,9 +226,7 @@ class Commit:
         try:
             await self._commit_end(conn, outcome)
         except psycopg.Error as error:
-            settled = self._around.outcome_sql.about(
-                "complete_settled", [self._job], self._worker_id, attempts=[self._job.attempt]
-            )
+            settled = self._around.outcome_sql.about("complete_settled", [self._job], self._worker_id)
             mine, done = await self._settle(conn, error, settled)
             if mine:
                 raise

@@ -393,8 +393,11 @@ def test_a_job_that_is_replaced_meanwhile_has_to_fit_again(
     more: dict[str, Any] = {"at": LATER} if action == "reschedule" else {}
     begun = pgqueue.bulk(app, action, queue="mail", task="bulk.task", **more)
     if not looks:
-        usual, by_id = statements.text, "pgqueue.bulk_lock(ARRAY(SELECT id FROM fitting), mine.states)"
-        locks = "pgqueue.bulk_lock(mine.id, ARRAY(SELECT id FROM fitting))"
+        usual, locks = statements.text, "pgqueue.bulk_lock(mine.id, ARRAY(SELECT id FROM fitting))"
+        by_id = (
+            "(SELECT j.id FROM pgqueue.job j WHERE j.id = ANY (ARRAY(SELECT id FROM fitting)) "
+            "AND j.state = ANY (mine.states) FOR UPDATE SKIP LOCKED)"
+        )
         monkeypatch.setattr(steps, "text", lambda name, schema: usual(name, schema).replace(locks, by_id))
     with psycopg.connect(dsn) as conn:
         asked = other_task if becomes == "another task" else task

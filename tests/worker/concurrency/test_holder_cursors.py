@@ -209,8 +209,7 @@ async def test_every_holder_of_a_lock_has_a_number_however_it_came(desks: Desks,
     assert numbered == {plain: False, **dict.fromkeys(running, True)}
 
 
-async def test_a_worker_of_the_version_before_draws_a_number_too(eyes: Eyes) -> None:
-    """It names no such column."""
+async def test_a_holder_that_was_put_in_by_hand_has_a_number_too(eyes: Eyes) -> None:
     eyes.do(
         "INSERT INTO pgqueue.job_running (state, task, worker_id, claim, started_at, lock_key, holds) "
         "VALUES ('running', 'x', 1, 1, now(), 'a', true)"
@@ -219,7 +218,7 @@ async def test_a_worker_of_the_version_before_draws_a_number_too(eyes: Eyes) -> 
 
 
 @pytest.mark.promise("L04")
-async def test_a_holder_from_before_there_were_numbers_is_always_seen(desks: Desks, eyes: Eyes) -> None:
+async def test_a_holder_without_a_number_is_always_seen(desks: Desks, eyes: Eyes) -> None:
     desk = desks()
     await pass_through(desk, eyes, 3)
     eyes.do(

@@ -102,16 +102,6 @@ async def test_the_head_that_another_worker_knows_is_granted_to_that_one(desks: 
 
 
 @pytest.mark.promise("F18")
-async def test_a_worker_of_the_version_before_may_know_every_task(desks: Desks, eyes: Eyes) -> None:
-    theirs = waiting(eyes, "other")
-    desk, before = desks("mine"), desks()
-    eyes.do("UPDATE pgqueue.worker SET tasks = NULL WHERE id = %s", before.worker_id)
-    desk.admit.blocked({"lock:k": ()})
-    await desk.let_in()
-    assert eyes.all("SELECT id, state FROM pgqueue.job WHERE holds") == [(theirs, "available")]
-
-
-@pytest.mark.promise("F18")
 async def test_a_chain_ends_before_a_job_that_this_worker_does_not_know(desks: Desks, eyes: Eyes) -> None:
     first, second, unknown, last = (waiting(eyes, task) for task in ("mine", "mine", "other", "mine"))
     desk = desks("mine")

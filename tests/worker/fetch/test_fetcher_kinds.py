@@ -334,8 +334,8 @@ async def test_a_poison_job_that_must_run_alone_is_found_among_both_kinds(desk: 
     assert [job.id for job in desk.jobs] == [id]
 
 
-async def test_what_the_version_before_has_put_in_is_found(desk: Desk, eyes: Eyes) -> None:
-    """Rows are not moved: which kind a job is, its keys say."""
+async def test_which_kind_a_job_is_its_keys_say(desk: Desk, eyes: Eyes) -> None:
+    """Also of a row that was put in by hand."""
     ids = plain(eyes, 2) + keyed(eyes, 2)
     granted = eyes.one(
         "INSERT INTO pgqueue.job_available (task, rank, limit_key, holds) VALUES ('x', 10, 'l', true) RETURNING id"

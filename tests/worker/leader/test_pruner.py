@@ -346,7 +346,7 @@ async def test_who_has_waited_for_an_hour_is_forgotten(bench: Bench, eyes: Eyes)
 
 @pytest.mark.promise("F20")
 async def test_a_new_leader_turns_the_rings_first_and_tidies_up_soon_after(bench: Bench, eyes: Eyes) -> None:
-    eyes.do("INSERT INTO pgqueue.unique_key (key, job_id, hold, seconds) VALUES ('unique:left', 1, 'live', 0)")
+    eyes.do("INSERT INTO pgqueue.unique_key VALUES ('unique:left', 1, 'live', 0, NULL, now())")
     before = bench.bin()
     bench.later("4 hours 1 minute")
     bench.maintenance.wake()

@@ -115,19 +115,6 @@ async def test_a_task_that_a_worker_has_known_meanwhile_has_a_day_from_then_on(b
 
 
 @pytest.mark.promise("F18")
-@pytest.mark.parametrize("naive", [False, True])
-async def test_a_worker_of_the_version_before_may_know_it(bench: Bench, eyes: Eyes, naive: bool) -> None:
-    unknown = bench.put("other.ping")
-    before = bench.worker()
-    if not naive:  # a look that takes it for one that knows nothing fails jobs that it runs
-        eyes.do("UPDATE pgqueue.worker SET tasks = NULL WHERE id = %s", before)
-    for _ in range(3):
-        await bench.look()
-        bench.later("13 hours")
-    assert (eyes.state(unknown) == "available") is not naive
-
-
-@pytest.mark.promise("F18")
 async def test_a_queue_that_no_worker_serves_and_a_worker_of_another_queue(bench: Bench, eyes: Eyes) -> None:
     """In the one its worker may come; in the other one no worker runs it although its name is known somewhere."""
     bench.worker("elsewhere", queue="second")

@@ -206,7 +206,8 @@ async def test_requests_to_what_has_ended_are_deleted_and_no_others(heard: Heard
 
 async def test_a_waiting_job_that_somebody_holds_keeps_its_request(heard: Heard, eyes: Eyes, dsn: str) -> None:
     job = eyes.one("INSERT INTO pgqueue.job (task) VALUES ('t') RETURNING id")
-    eyes.do("INSERT INTO pgqueue.job_signal (job_id, kind, reason) VALUES (%s, 'cancel', 'r')", job)
+    ask = "INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason) SELECT id, enqueued_at, 'cancel', 'r' "
+    eyes.do(ask + "FROM pgqueue.job WHERE id = %s", job)
     with psycopg.connect(dsn) as claiming:
         claiming.execute("SELECT 1 FROM pgqueue.job_available FOR UPDATE")
         await heard.service.settle()
@@ -217,7 +218,8 @@ async def test_a_waiting_job_that_somebody_holds_keeps_its_request(heard: Heard,
 
 async def test_a_round_is_bounded(heard: Heard, eyes: Eyes) -> None:
     eyes.do(
-        "INSERT INTO pgqueue.job_signal (job_id, kind, reason) SELECT g, 'cancel', 'r' FROM generate_series(1, %s) g",
+        "INSERT INTO pgqueue.job_signal (job_id, enqueued_at, kind, reason) "
+        "SELECT g, now(), 'cancel', 'r' FROM generate_series(1, %s) g",
         SETTLED_MOST + 5,
     )
     await heard.service.settle()

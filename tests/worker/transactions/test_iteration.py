@@ -744,8 +744,9 @@ async def test_what_is_left_of_completed_and_forgotten_jobs_is_swept(dsn: str, e
         waits, gone = put(dsn, goes, delay=3600), put(dsn, goes, delay=3600)
         effects.do("DELETE FROM pgqueue.job_scheduled WHERE id = %s", gone)
         effects.do(
-            "INSERT INTO pgqueue.job_cursor (job_id, n, cursor) "
-            "SELECT job, n, '1' FROM unnest(%s::bigint[]) AS job, generate_series(1, 2) AS n",
+            "INSERT INTO pgqueue.job_cursor (job_id, enqueued_at, n, cursor) SELECT asked.id, coalesce(j.enqueued_at, "
+            "pgqueue.now()), n, '1' FROM unnest(%s::bigint[]) AS asked (id) "
+            "LEFT JOIN pgqueue.job j ON j.id = asked.id, generate_series(1, 2) AS n",
             [job, waits, gone],
         )
         await worker.services.progress.sweep()
