@@ -12,6 +12,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 
 import cases
+import handlers
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
@@ -60,6 +61,12 @@ def declarations() -> Iterator[None]:
     tasks.registry.update(before)
     tasks.used_limitings.clear()
     tasks.used_limitings.update(used)
+
+
+@pytest.fixture(autouse=True)
+def begun_handlers() -> None:
+    """No handler has begun yet in this test."""
+    handlers.forget()
 
 
 @pytest.fixture(scope="session")

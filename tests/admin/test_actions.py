@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from commands import items
 from commands import pgqueue as command
+from handlers import begins, begun
 from workers import Eyes, Taker, until, wait_until, work
 
 import pgqueue
@@ -339,13 +340,14 @@ async def test_an_open_transaction_that_cancelled_delays_nobody_else(dsn: str, e
     held = asyncio.Event()
 
     @task(name="operate.held")
-    async def hold() -> None:
+    async def hold(job: pgqueue.Job) -> None:
+        begins(job)
         await held.wait()
 
     with psycopg.connect(dsn) as conn, psycopg.connect(dsn, autocommit=True) as others:
         running = hold.enqueue(others).id
         async with work(dsn, hold, moment, queues=["default"]):
-            await until(eyes.is_in(running, "running"))
+            await begun(running)
             later = moment.using(delay=60).enqueue(others).id
             pgqueue.pause(others, "default")
             waiting = moment.enqueue(others).id

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from commands import pgqueue as command
+from handlers import begins, begun
 from roles import Role, role
 from workers import Eyes, Taker, until, work, workers
 
@@ -39,9 +40,10 @@ async def asked(dsn: str, job: int, timeout: float | None = None) -> Stack:
     return await asyncio.to_thread(ask)
 
 
-async def started(eyes: Eyes, task: Any, **args: Any) -> int:
-    job = int(task.enqueue(eyes.conn, **args).id)
-    await until(eyes.is_in(job, "running"))
+async def started(eyes: Eyes, task: Any) -> int:
+    """A new job whose handler has begun."""
+    job = int(task.enqueue(eyes.conn).id)
+    await begun(job)
     return job
 
 
@@ -54,7 +56,8 @@ async def test_a_sync_handler_is_shown_where_its_thread_is(dsn: str, eyes: Eyes)
         gate.wait()
 
     @pgqueue.task(name="stack.sync")
-    def sync() -> None:
+    def sync(job: pgqueue.Job) -> None:
+        begins(job)
         deeper()
 
     async with work(dsn, sync):
@@ -91,7 +94,8 @@ async def test_an_async_handler_is_shown_where_it_waits(dsn: str, eyes: Eyes) ->
         await Foreign()
 
     @pgqueue.task(name="stack.async")
-    async def waits() -> None:
+    async def waits(job: pgqueue.Job) -> None:
+        begins(job)
         await deeper()
 
     async with work(dsn, waits):
@@ -148,7 +152,8 @@ async def test_a_deep_stack_is_cut_at_its_outer_end(dsn: str, eyes: Eyes) -> Non
             gate.wait()
 
     @pgqueue.task(name="stack.deep")
-    def start() -> None:
+    def start(job: pgqueue.Job) -> None:
+        begins(job)
         deep(300)
 
     async with work(dsn, start):
@@ -196,7 +201,8 @@ async def test_the_answer_of_another_worker_is_not_taken_for_that_of_the_one_tha
     gate = asyncio.Event()
 
     @pgqueue.task(name="stack.moved")
-    async def moved() -> None:
+    async def moved(job: pgqueue.Job) -> None:
+        begins(job)
         await gate.wait()
 
     taker = Taker(dsn, tasks=["stack.moved"])
@@ -213,6 +219,7 @@ async def test_the_answer_of_another_worker_is_not_taken_for_that_of_the_one_tha
             await until(lambda: eyes.one("SELECT count(answer) FROM pgqueue.stack_request") == 1)
             with pytest.raises(ResultTimeout, match=rf"job {job}, which was given to worker \d+ meanwhile: ask again"):
                 drivers.run(conn, answer(request))
+            await begun(job)
             assert names(await asked(dsn, job)) == ["moved"]
             gate.set()
     await taker.close()
@@ -223,7 +230,8 @@ async def test_a_job_that_its_worker_has_not_begun_has_no_frames(dsn: str, eyes:
     gate = asyncio.Event()
 
     @pgqueue.task(name="stack.hand")
-    async def hand() -> None:
+    async def hand(job: pgqueue.Job) -> None:
+        begins(job)
         await gate.wait()
 
     async with work(dsn, hand, concurrency=1):
@@ -244,7 +252,8 @@ async def test_a_locked_table_of_requests_holds_up_no_heartbeat_and_no_job(dsn: 
     gate = asyncio.Event()
 
     @pgqueue.task(name="stack.goes_on")
-    async def goes_on() -> None:
+    async def goes_on(job: pgqueue.Job) -> None:
+        begins(job)
         await gate.wait()
 
     async with work(dsn, goes_on, lease=1.5) as worker:
@@ -261,7 +270,7 @@ async def test_a_locked_table_of_requests_holds_up_no_heartbeat_and_no_job(dsn: 
 
             await until(beaten)
             assert not late and eyes.state(job) == "running"
-            assert int(goes_on.enqueue(eyes.conn).id) and await until(lambda: eyes.states().get("running") == 2)
+            await started(eyes, goes_on)
         assert (await asked(dsn, job)).where == "task"
         gate.set()
         await until(eyes.done(2))
@@ -272,7 +281,8 @@ async def test_a_request_in_an_open_transaction_is_waited_for_by_no_worker(dsn: 
     gate = asyncio.Event()
 
     @pgqueue.task(name="stack.open")
-    async def waits() -> None:
+    async def waits(job: pgqueue.Job) -> None:
+        begins(job)
         await gate.wait()
 
     async with work(dsn, waits, lease=1.5):
@@ -290,7 +300,8 @@ async def test_who_operates_may_ask_and_who_looks_may_not(dsn: str, eyes: Eyes, 
     gate = asyncio.Event()
 
     @pgqueue.task(name="stack.role")
-    async def waits() -> None:
+    async def waits(job: pgqueue.Job) -> None:
+        begins(job)
         await gate.wait()
 
     async with work(role("work"), waits):
@@ -309,7 +320,8 @@ async def test_a_worker_whose_role_may_not_answer_goes_on(
     gate = asyncio.Event()
 
     @pgqueue.task(name="stack.refused")
-    async def waits() -> None:
+    async def waits(job: pgqueue.Job) -> None:
+        begins(job)
         await gate.wait()
 
     may = role("work")
@@ -339,7 +351,8 @@ async def test_the_command_prints_foreign_names_plainly(dsn: str, eyes: Eyes) ->
     exec(compile("def deeper():\n    inside.set()\n    gate.wait()", hostile, "exec"), space)
 
     @pgqueue.task(name="stack.hostile")
-    def start() -> None:
+    def start(job: pgqueue.Job) -> None:
+        begins(job)
         space["deeper"]()
 
     async with work(dsn, start):
@@ -361,7 +374,8 @@ async def test_an_async_connection_asks_in_the_same_way(dsn: str, eyes: Eyes) ->
     gate = asyncio.Event()
 
     @pgqueue.task(name="stack.aasked")
-    async def waits() -> None:
+    async def waits(job: pgqueue.Job) -> None:
+        begins(job)
         await gate.wait()
 
     async with work(dsn, waits), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:

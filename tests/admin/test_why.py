@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from commands import pgqueue as command
 from driver_kinds import ASYNC, KINDS, drive
+from handlers import begins, begun
 from pgbouncers import PgBouncer, needs_pgbouncer
 from roles import Role, role
 from servers import embedded_server
@@ -48,6 +49,7 @@ class Scene:
         """A task whose handler waits at the gate."""
 
         async def handler(job: Job) -> None:
+            begins(job)
             await self.gate.wait()
             self.ran.append(job.id)
 
@@ -68,9 +70,9 @@ class Scene:
         return int((remote.using(**using) if using else remote).enqueue(self.eyes.conn).id)
 
     async def running(self, task: Task[..., Any] | str, **using: Any) -> int:
-        """A job that runs, and was running at a heartbeat."""
+        """A job whose handler has begun."""
         job = self.enqueue(task, **using)
-        await until(self.eyes.is_in(job, "running"))
+        await begun(job)
         return job
 
     async def blocked(self, task: Task[..., Any], **using: Any) -> int:
@@ -300,7 +302,6 @@ async def behind_others(scene: Scene) -> Any:
     task = scene.task("why.a")
     await scene.worker(task, concurrency=1)
     await scene.running(task)
-    await until(lambda: scene.eyes.one("SELECT count(*) FROM pgqueue.job_running") == 1)
     for _ in range(3):
         scene.enqueue(task)
     job = scene.enqueue(task)
@@ -336,7 +337,7 @@ async def second_poison_job(scene: Scene) -> Any:
     await scene.worker(task, concurrency=5)
     insert = "INSERT INTO pgqueue.job (task, crashes, rank, attempt) VALUES ('why.a', 1, -2, 1) RETURNING id"
     first = scene.eyes.one(insert)
-    await until(scene.eyes.is_in(first, "running"))
+    await begun(first)
     await scene.running(task)
     job = scene.eyes.one(insert)
 
@@ -369,7 +370,7 @@ async def poison_job_beside_another_one_and_a_full_worker(scene: Scene) -> Any:
     first = scene.task("why.first")
     await scene.worker(scene.task("why.a"), first, concurrency=2)
     with_it = scene.eyes.one(CRASHED)
-    await until(scene.eyes.is_in(with_it, "running"))
+    await begun(with_it)
     second = scene.task("why.second")
     await scene.worker(scene.task("why.a"), second, concurrency=1)
     full = await scene.running(second)
@@ -387,7 +388,7 @@ async def poison_job_that_runs_alone(scene: Scene) -> Any:
     task, other = scene.task("why.a"), scene.task("why.b")
     await scene.worker(task, other, concurrency=5)
     alone = scene.eyes.one(CRASHED.replace("1, -2, 1", "2, -1, 2"))
-    await until(scene.eyes.is_in(alone, "running"))
+    await begun(alone)
     job = scene.enqueue(other)
 
     def check(reason: Reason) -> None:
@@ -754,7 +755,7 @@ async def test_when_each_cause_is_gone_the_job_runs(scene: Scene) -> None:
     pgqueue.resume(conn, task="why.b")
     assert scene.why(job).codes == causes[3:]
     await scene.worker(task)
-    await until(scene.eyes.is_in(job, "running"))
+    await begun(job)
 
 
 @pytest.mark.second
@@ -813,6 +814,7 @@ async def test_a_job_gets_its_lock_after_as_many_jobs_as_were_named_before_it(sc
 async def test_a_job_that_runs_says_where_and_how_far_it_is(scene: Scene) -> None:
     @pgqueue.task(name="why.counts")
     async def counts(job: Job) -> None:
+        begins(job)
         job.progress(3, 10)
         await scene.gate.wait()
 
@@ -867,7 +869,8 @@ async def test_the_present_pace_says_how_long_the_jobs_before_it_take(
 @pytest.mark.promise("F101")
 async def test_a_job_that_does_not_stop_says_since_when_it_was_asked(scene: Scene) -> None:
     @pgqueue.task(name="why.stubborn")
-    async def stubborn() -> None:
+    async def stubborn(job: Job) -> None:
+        begins(job)
         while not scene.gate.is_set():
             with suppress(asyncio.CancelledError):
                 await scene.gate.wait()
@@ -947,7 +950,8 @@ async def test_a_job_of_a_chain_names_the_one_before_it(scene: Scene) -> None:
 )
 async def test_a_job_that_has_ended_says_why(scene: Scene, how: str, code: str, said: str) -> None:
     @pgqueue.task(name="why.ends", retry=1, lock=Lock("k", on_locked="skip") if how == "skips" else None)
-    async def ends() -> object:
+    async def ends(job: Job) -> object:
+        begins(job)
         if how.startswith("raises"):
             raise ValueError("no such order " * 30 if how.endswith("much") else "no such order")
         if how == "skips":
@@ -987,10 +991,12 @@ async def test_a_transaction_that_waits_names_the_session_that_keeps_it_waiting(
 
     @pgqueue.task(name="why.debits", transactional=True)
     def debits(job: Job) -> None:
+        begins(job)
         job.connection.execute("UPDATE account SET n = n - 1")
 
     @pgqueue.task(name="why.looks", transactional=True)
     async def looks(job: Job) -> None:
+        begins(job)
         await (await job.aconnection()).execute("SELECT 1")
         await scene.gate.wait()
 

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from faults import Wire
+from handlers import begins, begun
 from servers import Server
 from workers import Eyes, least, until, wait_until, work, workers
 
@@ -116,7 +117,8 @@ async def too_long() -> None:
 
 
 @task(name="handle.waits")
-async def waits() -> None:
+async def waits(job: pgqueue.Job) -> None:
+    begins(job)
     await asyncio.Event().wait()
 
 
@@ -173,7 +175,7 @@ async def test_a_cancelled_job_says_why_also_while_it_is_waited_for(dsn: str, ey
         job = waits.enqueue(conn)
     async with work(dsn, waits):
         waiting = asyncio.create_task(job.aresult())
-        await until(eyes.is_in(job.id, "running"))
+        await begun(job.id)
         pgqueue.cancel(eyes.conn, job.id, reason="no more")
         with pytest.raises(pgqueue.JobCancelled, match=f"job {job.id} was cancelled: no more"):
             await waiting
@@ -223,7 +225,8 @@ def patient(pgqueue_db: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @task(name="handle.gate")
-async def gate() -> str:
+async def gate(job: pgqueue.Job) -> str:
+    begins(job)
     await asyncio.wait_for(gate_open.wait(), 30)
     return "through"
 
@@ -286,10 +289,11 @@ async def test_a_failure_and_a_cancel_are_told(patient: str, eyes: Eyes, made: s
     async with work(patient, gate, gate_fails, queues=["default"]):
         end = asyncio.create_task(job.aresult(50))
         await until(wait_for(eyes))
+        if made == "running":
+            await begun(job.id)
         if made == "fails":
             gate_open.set()
         else:
-            await until(eyes.is_in(job.id, {"running": "running", "waiting": "available"}[made]))
             pgqueue.cancel(eyes.conn, job.id)
         began = monotonic()
         with pytest.raises(pgqueue.JobFailed if made == "fails" else pgqueue.JobCancelled):

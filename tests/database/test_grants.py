@@ -193,13 +193,13 @@ def test_a_working_role_may_run_every_statement_of_a_worker(role: Role, dsn: str
 def test_a_working_role_rescues_the_jobs_of_a_killed_worker(role: Role, dsn: str, tmp_path: Path) -> None:
     mine = role("work")
     (tmp_path / "tasks.py").write_text(
-        "import pgqueue, time\n@pgqueue.task(name='slow')\ndef slow(job: pgqueue.Job):\n"
-        "    if not job.crashes: time.sleep(60)\n"
+        "import pathlib, pgqueue, time\n@pgqueue.task(name='slow')\ndef slow(job: pgqueue.Job):\n"
+        "    pathlib.Path('begun').touch()\n    if not job.crashes: time.sleep(60)\n"
     )
     with psycopg.connect(dsn) as conn, working("tasks", "--lease", "1s", dsn=mine, cwd=tmp_path) as first:
         first.says("leads now")
         pgqueue("enqueue", "slow", dsn=mine)
-        until(conn, "SELECT running <> '{}' FROM pgqueue.worker")
+        wait_until((tmp_path / "begun").exists)
         with working("tasks", "--lease", "1s", dsn=mine, cwd=tmp_path) as second:
             second.says("ready")
             first.process.kill()

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from handlers import begins, begun
 from workers import Eyes, until, work
 
 import pgqueue
@@ -132,11 +133,12 @@ async def test_a_job_that_waits_for_its_earlier_run_can_be_cancelled_and_is_give
     def stubborn(job: Job) -> None:
         nonlocal calls
         calls += 1
+        begins(job)
         go.wait(60)
 
     async with work(dsn, stubborn, concurrency=3) as worker:
         [job] = enqueue(dsn, stubborn.new())
-        await until(lambda: calls)
+        await begun(job)
         claim = eyes.one("SELECT claim FROM pgqueue.job_running")
         forget_claims(eyes, "held.stubborn")
         await until(lambda: claimed_again(eyes, claim))

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from handlers import begins, begun
 from workers import Eyes, Taker, apply_ddl, until, work
 
 import pgqueue
@@ -56,7 +57,8 @@ async def says(word: str) -> None:
 
 
 @task(name="worker.waits")
-async def waits(word: str) -> str:
+async def waits(job: Job, word: str) -> str:
+    begins(job)
     stage.now[word] = stage.now.get(word, 0) + 1
     stage.most[word] = max(stage.most.get(word, 0), stage.now[word])
     stage.started.put_nowait(word)
@@ -68,8 +70,8 @@ async def waits(word: str) -> str:
 
 
 @task(name="worker.waits_in_thread")
-def waits_in_thread(word: str) -> str:
-    stage.ran.append(f"started {word}")
+def waits_in_thread(job: Job, word: str) -> str:
+    begins(job)
     stage.thread_go.wait(30)
     return word
 
@@ -340,9 +342,8 @@ async def test_quiet_hands_back_what_has_not_started_and_runs_the_rest_to_its_en
     ids = put(dsn, *[waits.new("x") for _ in range(6)])
     async with work(dsn, *ALL, concurrency=2) as worker:
         worker.services.executor._running.groups[0].prefetch = 4  # as if the jobs before had been quick
-        for _ in range(2):
-            await stage.started.get()
-        await until(lambda: eyes.states() == {"running": 6})
+        await begun(*ids[:2])
+        await until(lambda: len(worker.state.held) == 6)
         worker.quiet()
         await until(lambda: eyes.states() == {"running": 2, "available": 4})
         put(dsn, says.new("not ours"))
@@ -442,9 +443,9 @@ async def test_a_handler_that_swallows_the_cancellation_does_not_hold_the_shutdo
 
 @pytest.mark.second
 async def test_a_thread_that_does_not_end_does_not_hold_the_shutdown(dsn: str, eyes: Eyes) -> None:
-    put(dsn, waits_in_thread.new("x"))
+    [job] = put(dsn, waits_in_thread.new("x"))
     async with work(dsn, *ALL) as worker:
-        await until(lambda: stage.ran == ["started x"])
+        await begun(job)
         assert await worker.stop(0.1) == 1
     assert eyes.states() == {"running": 1}
     stage.thread_go.set()
@@ -458,8 +459,8 @@ async def test_a_thread_that_outlives_the_shutdown_leaves_a_job_that_rescue_give
     """It was the operator's deadline, not the job, that ended this process: no crash."""
     async with work(dsn, *ALL, lease=1.0 if listed else 60.0) as worker:
         await until(lambda: eyes.one("SELECT beat FROM pgqueue.worker") >= 1)
-        put(dsn, waits_in_thread.new("x"))
-        await until(lambda: stage.ran == ["started x"])
+        [job] = put(dsn, waits_in_thread.new("x"))
+        await begun(job)
         if listed:
             await until(lambda: eyes.one("SELECT cardinality(running) FROM pgqueue.worker") == 1)
         assert await worker.stop(0.1) == 1

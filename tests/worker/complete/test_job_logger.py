@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from handlers import begins, begun
 from workers import Eyes, until, work
 
 import pgqueue
@@ -154,7 +155,8 @@ def slow_thread() -> None:
 
 
 @task(name="joblog.waits")
-async def waits() -> None:
+async def waits(job: Job) -> None:
+    begins(job)
     await asyncio.sleep(60)
 
 
@@ -176,6 +178,7 @@ async def test_each_failed_attempt_timeout_and_cancellation_is_told_once(
         late, waiting = fine.using(deadline=1e-6).enqueue(conn), waits.enqueue(conn)
     async with work(dsn, fails, slow, slow_thread, fine, waits):
         await until(lambda: eyes.states() == {"failed": 3, "completed": 1, "cancelled": 1, "running": 1})
+        await begun(waiting.id)
         with psycopg.connect(dsn) as conn:
             pgqueue.cancel(conn, waiting.id, reason="not wanted")
         await until(eyes.is_in(waiting.id, "cancelled"))

@@ -55,6 +55,8 @@ def holds(job: pgqueue.Job) -> int:
 
 @pgqueue.task(name="crash.quick")
 async def quick(key: int) -> None:
+    if not key:
+        say("begun", key=key)
     with open(os.environ["RAN"], "a") as ran:
         ran.write(f"{key}\\n")
 
@@ -166,6 +168,7 @@ async def test_a_kill_in_the_middle_of_many_quick_jobs_makes_suspects_of_few(
     with workers(tmp_path, dsn, TASKS) as made:
         [first] = made.ready(lease=LEASE, concurrency=4)
         put(dsn, "crash.quick", *({"key": key} for key in range(6_000)))
+        await asyncio.to_thread(first.event, "begun", key=0)
         await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_running") > 200)
         first.kill()
         held = eyes.one("SELECT count(*) FROM pgqueue.job_running")
