@@ -18,22 +18,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 WAITS = {"until", "wait_until"}
 HANDLERS = {"begun", "event"}
-ACTS = {
-    *(
-        "signal",
-        "send_signal",
-        "insist",
-        "killpg",
-        "kill",
-        "terminate",
-        "restart",
-        "stop",
-        "quiet",
-        "cancel",
-        "acancel",
-    ),
-    *("stack", "astack"),
-}
+ACTS = set("signal send_signal insist killpg kill terminate restart stop quiet cancel acancel stack astack".split())
 RUNNING = re.compile(
     r"job_running\b"  # the table
     r"|\bstate (?:=|IN) \(?[^)]*'running'|\bworker_id IS NOT NULL"  # the view
