@@ -111,13 +111,12 @@ def _some_jobs(conn: Conn, dead: int, jobs: int) -> dict[str, int]:
 async def _measure(dsn: str) -> tuple[float, float]:
     """Milliseconds of the first measurement of a leader, and of its third."""
     link = Link(dsn, "pgqueue")
-    shared, own = Session(link, "fetch"), Session(link, "depth")
-    duty, took = Depth(shared, own, leads=lambda: True), []
+    session = Session(link, "housekeeping")
+    duty, took = Depth(session, leads=lambda: True), []
     for _ in range(3):
         await duty.measure()
         took.append(duty.took * 1e3)
-    await shared.close()
-    await own.close()
+    await session.close()
     return took[0], took[2]
 
 

@@ -1160,3 +1160,19 @@ tally AS MATERIALIZED (
     FROM mine, reach, summed, ahead WHERE b.id = mine.id
     RETURNING b.fence, ahead.ends, extract(epoch FROM ahead.next_at - ahead.now)::float8 AS pause, reach.n
 )
+
+-- name: duties
+-- What live workers say of their duties, one row of each: how many seconds ago it last ran anywhere, and how long that took; the last error, and
+-- how many seconds ago that was; for how many seconds it has failed each time in some worker (NULL: in none).
+SELECT said.name, min(said.ran) AS ran, (array_agg(said.took ORDER BY said.ran))[1] AS took,
+       (array_agg(said.error ORDER BY said.failed) FILTER (WHERE said.error IS NOT NULL))[1] AS error, min(said.failed) AS failed,
+       max(said.failing) AS failing
+FROM (
+    SELECT d.value ->> 0 AS name, w.silent + (d.value ->> 1)::float8 AS ran, (d.value ->> 2)::float8 AS took, d.value ->> 3 AS error,
+           w.silent + (d.value ->> 4)::float8 AS failed, w.silent + (d.value ->> 5)::float8 AS failing
+    FROM (SELECT each.duties, greatest(0, extract(epoch FROM pgqueue.now() - each.beat_at))::float8 AS silent
+          FROM (SELECT v.* FROM pgqueue.worker v ORDER BY v.id DESC LIMIT 10000) AS each
+          WHERE each.dead_at IS NULL AND each.duties IS NOT NULL AND each.beat_at >= (SELECT pgqueue.now()) - 3 * each.lease) AS w
+    CROSS JOIN LATERAL jsonb_array_elements(w.duties) AS d
+) AS said
+GROUP BY said.name

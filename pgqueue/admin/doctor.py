@@ -32,6 +32,8 @@ ROLLOUT_SECONDS = 900.0
 """So long a deploy may take: until then workers of two versions are no finding."""
 LATE_SECONDS = 300.0
 """A worker lives for so long before a measurement, or a leader, is missed."""
+DUTY_SECONDS = 60.0
+"""So long a duty may fail: a lock, or a failover, is over by then."""
 STUCK_SECONDS = 30.0
 STUCK_KEYS_MOST = 1_000
 OVERDUE_SECONDS = 60.0
@@ -90,8 +92,25 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
+class DutyInfo:
+    """What has become of a duty of the leading worker, as its last heartbeat told. Times are in seconds.
+
+    - `ran`: how long ago the last run ended; None: it has only failed. `took`: how long that run took.
+    - `error`: the last error of the worker's life; `failed`: how long ago that was.
+    - `failing`: for how long each run has failed, in any worker; None: the last one did not.
+    """
+
+    name: str
+    ran: float | None
+    took: float
+    error: str | None = None
+    failed: float | None = None
+    failing: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why jobs wait, and what should be done; the most severe findings first.
+    """Why jobs wait, and what should be done; the most severe findings first. And how the leader's duties go.
 
     `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. None: no job was counted.
     """
@@ -100,6 +119,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     at: datetime | None = None
     counted_at: datetime | None = None
+    duties: tuple[DutyInfo, ...] = ()
 
 
 @checks_options
@@ -143,6 +163,8 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
     [[growth]] = yield _ask("doctor_growth", schema)
     [[may]] = yield _ask("lag_relays_visible", schema)
     relays = [lag.RelayLag(*row) for row in (yield _ask("lag_relays", schema))] if may else []
+    [[said]] = yield _ask("doctor_duties", schema)
+    duties = tuple(DutyInfo(**each) for each in json.loads(said))
     server, workers = json.loads(server), json.loads(workers)
     left = yield from _left(schema, found)
     free = yield from _with_free_slot(schema, found)
@@ -152,6 +174,7 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
         *_of_server(server),
         *_of_tables(json.loads(tables)),
         *_of_workers(workers, led=server["led"]),
+        *_of_duties(duties),
         *_of_unserved(found, left),
         *_of_queues(found, free),
         *_of_growth(found, json.loads(growth)),
@@ -159,7 +182,7 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
         *(_undeclared(each) for each in limits.unknown(undeclared)),
     ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Diagnosis(_reasons(found), tuple(findings), shown.at(found.now), shown.at(found.counted_at))
+    return Diagnosis(_reasons(found), tuple(findings), shown.at(found.now), shown.at(found.counted_at), duties)
 
 
 def _ask(name: str, schema: str, **params: object) -> Statement[list[Row]]:
@@ -269,6 +292,14 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
         what = f"no live worker declares schedule {each['name']} any more"
         todo = "deploy its code, or remove it: `pgqueue schedules remove`"
         yield Finding("schedule", WARNING, what, todo, "docs/schedules.md", each["age"])
+
+
+def _of_duties(duties: Iterable[DutyInfo]) -> Iterator[Finding]:
+    for each in duties:
+        if each.failing is not None and each.failing >= DUTY_SECONDS:
+            what = f"the workers' duty {each.name} fails each time: {each.error}"
+            todo = "mend what the error names: the duty is tried again by itself; the logs of the workers say more"
+            yield Finding("duty", WARNING, what, todo, HERE, each.failing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ LOST_SECONDS = 0.05
 """A service whose session is lost asks again after this time. The session paces its connections (see outage)."""
 NO_THREAD = "can't start new thread"
 """What Python says, without a class of its own."""
+BACKOFF_MOST = 5.0
+"""The longest pause of a service after failures, in seconds."""
 DOUBLINGS_MOST = 64
 """No pause is doubled more often. Below 1,024 times, where a float overflows, and far above any longest pause."""
 FAILED_SECONDS = 60.0
@@ -106,7 +108,7 @@ def doubled(seconds: float, times: int, most: float) -> float:
 class Backoff:
     """Growing pauses with jitter, 50 ms at first and 5 s at most. After a success they start again at the first."""
 
-    def __init__(self, first: float = 0.05, most: float = 5.0) -> None:
+    def __init__(self, first: float = 0.05, most: float = BACKOFF_MOST) -> None:
         self._first, self._most, self._next = first, most, first
 
     def succeeded(self) -> None:
@@ -131,9 +133,10 @@ async def persist(
     answers: Callable[[], int] | None = None,
     past_data: bool = False,
     only_counts: bool = False,
+    most: float = BACKOFF_MOST,
 ) -> None:
-    """Repeat `step` until cancelled or `until()` is true. A transient error is logged, then comes a pause. Any other
-    error is raised.
+    """Repeat `step` until cancelled or `until()` is true. A transient error is logged, then comes a pause, `most`
+    seconds at most. Any other error is raised.
 
     - `answers` counts the answered statements of the step's session. A step that was answered none starts no back-off
       anew: many steps only wait. Without it, every step that returns does.
@@ -143,7 +146,7 @@ async def persist(
     - `only_counts`: no job waits for this service. Any other error is logged, one of ours with its traceback, and the
       step is repeated after a minute. A number that cannot be found out must not end the worker.
     """
-    backoff, seen = Backoff(), 0
+    backoff, seen = Backoff(most=most), 0
     while not until():
         try:
             await step()

@@ -97,6 +97,8 @@ class Session:
         self._opened = opened
         self._most = most
         self.identity: Identity | None = None
+        self.role = ""
+        """The role of the last connection."""
         self.generation = 0
         """Number of connections this session has had. Facts learned on an earlier connection may be wrong on this."""
         self.ended = 0
@@ -222,6 +224,7 @@ class Session:
             began = monotonic()
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self._connection.add_notify_handler(self._note)
+            self.role = self._connection.info.user
             self.generation += 1
             try:
                 self.identity = await identify(self._connection, self.link)

@@ -61,6 +61,12 @@ def _of_server(said: dict[str, Any]) -> Iterator[Sample]:
     yield "pgqueue_notify_queue_ratio", {}, said["notify"]
     for table, dead in (said["dead"] or {}).items():
         yield "pgqueue_dead_rows", {"table": table}, dead
+    for each in said["duties"]:
+        duty = {"duty": plain(each["name"])}
+        if each["ran"] is not None:
+            yield "pgqueue_duty_age_seconds", duty, each["ran"]
+            yield "pgqueue_duty_seconds", duty, each["took"]
+        yield "pgqueue_duty_failing_seconds", duty, each["failing"] or 0.0
 
 
 def _of_outboxes(relays: Iterable[Row]) -> Iterator[Sample]:

@@ -77,6 +77,11 @@ OF_DATABASE = (
         "pgqueue_oldest_snapshot_seconds", GAUGE, (), "Age of the oldest transaction that keeps dead rows from vacuum."
     ),
     Metric("pgqueue_notify_queue_ratio", GAUGE, (), "Share of the server's NOTIFY queue in use, 0 to 1."),
+    Metric("pgqueue_duty_age_seconds", GAUGE, ("duty",), "How long ago a duty of the leader last ran."),
+    Metric("pgqueue_duty_seconds", GAUGE, ("duty",), "How long that run took."),
+    Metric(
+        "pgqueue_duty_failing_seconds", GAUGE, ("duty",), "For how long a duty has failed each time; 0 if it does not."
+    ),
     Metric("pgqueue_outbox_waiting", GAUGE, ("outbox",), "Staged jobs that wait for a relay, as it reported last."),
     Metric(
         "pgqueue_outbox_lag_seconds",

@@ -5,7 +5,7 @@ an outcome that was fenced is not counted. A job is counted as started when it e
 it still runs. Everything here is called on the loop.
 
 The flow pays for one call a flush and less than an addition a job: figures in docs/design/worker.md. Nothing is sent
-with a flush. A minute in which nothing happened is not written.
+with a flush. A minute in which nothing happened is not written. To write is housekeeping of each worker.
 
 Numbers of jobs are exact. Times are, too, but of a flush with more than 64 completed jobs of a task each eighth stands
 for eight.
@@ -29,7 +29,6 @@ What is lost: if the process is killed, the part that is open, and parts that we
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import random
@@ -124,10 +123,12 @@ class Part:
 
 
 class Counters:
-    """Counts the ended jobs of one worker and writes the counts over the given session."""
+    """Counts the ended jobs of one worker and writes the counts over the given session. `clock` is a session that is
+    open anyway: it is asked for the database's time once, before the first minute."""
 
-    def __init__(self, session: Session, state: WorkerState, running: RunningJobs) -> None:
+    def __init__(self, session: Session, clock: Session, state: WorkerState, running: RunningJobs) -> None:
         self._session = session
+        self._clock = clock
         self._state = state
         self._running = running
         self._writer = str(uuid.uuid4())
@@ -261,19 +262,18 @@ class Counters:
 
     # Writing ---------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Write a part for each minute, until cancelled."""
-        await persist(self._step, name="history", answers=self._session.answers, only_counts=True)
-
-    async def _step(self) -> None:
+    async def round(self) -> float:
+        """At the end of a minute, end its part; a moment later, write it. Answers the seconds until the next one."""
         if not self._known:
-            clock = self._session.link.statement("counters_clock")
-            await self._session.run(Statement(clock.sql, clock.params, self._heard_time))
-        if not self._closed:
-            await asyncio.sleep(self._left_of_minute())
+            clock = self._clock.link.statement("counters_clock")
+            await self._clock.run(Statement(clock.sql, clock.params, self._heard_time))
+        elif self._closed:
+            await self._write()
+        else:
             self._close()
-            await asyncio.sleep(random.uniform(0.0, SPREAD_SECONDS))
-        await self._write()
+            if self._closed:
+                return random.uniform(0.0, SPREAD_SECONDS)
+        return self._left_of_minute()
 
     def _left_of_minute(self) -> float:
         """Seconds until the database's minute ends, as far as is known here."""
@@ -310,10 +310,8 @@ class Counters:
             part = self._closed[0]
             try:
                 await self._session.run(self._appended(part))
-            except psycopg.errors.InsufficientPrivilege:  # granted before there was a history
-                log.error("the history is not written: this role needs its rights again, `pgqueue grants`")
             except Exception as error:
-                if transient(error):
+                if transient(error) or isinstance(error, psycopg.errors.InsufficientPrivilege):
                     raise
                 said = "a minute of the history is left out: %s"
                 log.error(said, described(error), exc_info=not isinstance(error, psycopg.Error))

@@ -6,7 +6,7 @@
   their outcomes to the completer.
 - Concurrency: the unblocker and the rate limiter bring jobs that waited for a key; the sweep finds what they missed.
 - Handlers: what stands behind a handler's `Job`, and the chain of layers around the handler.
-- Duties: promotion, ticks, rescue, pruning, the history and operations by filter run in the worker that leads.
+- Duties: what is done now and then, by the worker that leads or by each. `_table` has them all.
 - Liveness: the heartbeat, a thread of its own, says that this worker lives and watches the others.
 
 This is the only module that knows two of these. A service calls another one by a method that it was given here, or
@@ -18,16 +18,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from pgqueue.client.middleware import RESULTS, declared, wrapped
 from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded, forks
-from pgqueue.database.backoff import is_loss, of_data, one_line, persist, transient, within
+from pgqueue.database.backoff import is_loss, one_line, persist, transient, within
 from pgqueue.database.sessions import Identity, Session
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
@@ -43,12 +44,14 @@ from pgqueue.worker.concurrency.sweep import SWEEP, Sweep
 from pgqueue.worker.concurrency.unblocker import Unblocker
 from pgqueue.worker.context import WorkerContext
 from pgqueue.worker.counters import Counters
+from pgqueue.worker.duties import Duties, Duty
 from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
 from pgqueue.worker.fetch.notify_watch import NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
 from pgqueue.worker.held_jobs import HeldJobs
+from pgqueue.worker.leader import depth, history_fold, pruner, scheduler
 from pgqueue.worker.leader.bulks import BULK, Bulks
 from pgqueue.worker.leader.depth import Depth
 from pgqueue.worker.leader.election import Election
@@ -124,10 +127,11 @@ class Services:
         state, link, settings = self.state, self.state.link, self.state.settings
         self.fetch_session = Session(link, "fetch", self.listed)
         self.complete_session = Session(link, "complete", partial(self.listed, 0.0))
+        self.housekeeping_session = Session(link, "housekeeping", self.listed)
         self.outcome_sql = OutcomeSql(
             settings.schema, settings.version_tag, settings.notify, holding=holding(state.tasks)
         )
-        self.counters = Counters(self.fetch_session, state, self.running)
+        self.counters = Counters(self.housekeeping_session, self.fetch_session, state, self.running)
         self.completer = Completer(
             self.complete_session,
             state,
@@ -174,7 +178,7 @@ class Services:
         told = state.settings.listen and state.settings.notify
         self.sweep = Sweep(session, found=self.held_jobs.swept, leads=self.election.leads, told=told)
         self.declared_limits = DeclaredLimits(session, state, changed=self.sweep.sweep_soon)
-        self.undeclared_limits = UndeclaredLimits(session)
+        self.undeclared_limits = UndeclaredLimits(self.housekeeping_session)
         self.poison_drain = PoisonDrain(
             session, state, self.poison_jobs, leads=self.election.leads, drain=self.capacity.drain
         )
@@ -188,7 +192,7 @@ class Services:
             TransactionServices(self.handler_pool, self.outcome_sql, state, running, self._begin_early)
         )
         iterations = Iterations(self.transactional, self.outcome_sql, running.checkpoint)
-        self.progress = Progress(self.fetch_session, state, iterated=iterations.drop)
+        self.progress = Progress(self.fetch_session, self.housekeeping_session, state, iterated=iterations.drop)
         self.context = WorkerContext(
             state, running, self.transactional, iterations, self.outcome_sql, report=self.progress.report
         )
@@ -203,20 +207,22 @@ class Services:
             finish=self.finish,
             slots_freed=self.held_jobs.slots_freed,
         )
-        self.cancellation = Cancellation(self.fetch_session, state, interrupt=self.held_jobs.interrupt)
+        self.cancellation = Cancellation(
+            self.fetch_session, self.housekeeping_session, state, interrupt=self.held_jobs.interrupt
+        )
 
     def _make_duties(self) -> None:
-        state, session, leads = self.state, self.fetch_session, self.election.leads
+        state, session, leads, spare = self.state, self.fetch_session, self.election.leads, self.housekeeping_session
         self.ticks = Ticks(session, state, declared=scheduled(state.tasks.values()), leads=leads)
         self.scheduler = Scheduler(session, state, leads=leads, overdue=self.ticks.overdue, promoted=self._promoted)
         self.rescue = Rescue(session, notify=state.settings.notify, rescued=self._rescued, acted=self.election.try_now)
-        self.unknown_tasks = UnknownTasks(session, state, ended=self.sweep.sweep_soon)
-        self.history_fold = HistoryFold(session, leads=leads)
-        self.pruner = Pruner(session, leads=leads, also=self._prune_more)
-        self.depth_session = Session(state.link, "depth")
-        self.depth = Depth(session, self.depth_session, leads=leads)
-        self.bulk_session = Session(state.link, "bulk")
-        self.bulks = Bulks(session, self.bulk_session, state, leads=leads)
+        self.unknown_tasks = UnknownTasks(spare, state, ended=self.sweep.sweep_soon)
+        self.history_fold = HistoryFold(spare)
+        self.pruner = Pruner(spare)
+        self.depth = Depth(spare, leads=leads)
+        self.bulks = Bulks(spare, state, leads=leads)
+        self.duties = Duties(self._table(), spare, leads=leads, role=lambda: session.role)
+        state.duties = self.duties.said
         self.renewal = Renewal(
             state,
             early=EARLY_SECONDS,
@@ -224,6 +230,35 @@ class Services:
             renew=self._renew,
             renewed=self._renewed,
         )
+
+    def _table(self) -> Iterator[Duty]:
+        """The duties of this worker. Those without `keeps` share the session that claims: jobs wait for them.
+
+        Each worker for itself; then the leader's that jobs wait for, in bounded batches; then housekeeping.
+        """
+        keeps = partial(Duty, housekeeping=True)
+        yield Duty("reconcile", self.reconciler.round, others=None, first=60.0, woken=self.state.doubt)
+        yield Duty("cancellation", self.cancellation.round, others=None, woken=self.cancellation.woken)
+        yield Duty("notify_queue", self.notify_watch.round, others=None, woken=self.notify_watch.woken)
+        yield Duty("poison_jobs", self.poison_drain.round, others=None)
+        yield Duty("sweep", self.sweep.round, others=None, woken=self.sweep.woken)
+        yield Duty("ticks", self.ticks.round, others=None, woken=self.ticks.woken)
+
+        yield Duty("promotion", self.scheduler.round, others=2 * scheduler.LOOK_SECONDS, woken=self.scheduler.woken)
+        yield Duty("strays", self.rescue.strays, pruner.ROUND_SECONDS)
+
+        yield keeps("counts", self.counters.round, others=None)
+        yield keeps("depth", self.depth.round, first=depth.FIRST_SECONDS)
+        yield keeps("history", self.history_fold.round, history_fold.ROUND_SECONDS)
+        yield keeps("operations", self.bulks.round, woken=self.bulks.woken)
+        yield keeps("rings", self.pruner.rings, pruner.ROUND_SECONDS)
+        yield keeps("late_cancellation", self.cancellation.settle, pruner.ROUND_SECONDS)
+        tidies = partial(keeps, every=pruner.ROUND_SECONDS, first=pruner.TIDY_SECONDS)
+        yield tidies("progress", self.progress.sweep)
+        yield tidies("unique_keys", self.pruner.keys)
+        yield tidies("unknown_tasks", self.unknown_tasks.look)
+        yield from (tidies(what, partial(self.pruner.forget, what)) for what in pruner.FORGOTTEN)
+        yield keeps("undeclared", self.undeclared_limits.look, pruner.ROUND_SECONDS, others=inf)
 
     def _new_heartbeat(self) -> Heartbeat:
         stacks = Stacks(self.state, self.running, self._loop, self._thread)
@@ -271,16 +306,18 @@ class Services:
         """The sessions that a rescue of this worker would have to end, each with the job that has its transaction
         there, if one has. In the heartbeat's thread."""
         self.transactional.cut_overdue()
-        sessions = (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session, self.notifier)
-        found = [each.identity for each in sessions]
+        found = [*(session.identity for session in self._sessions()), self.notifier.identity]
         of_jobs = self.transactional.jobs_by_session()
         known = [identity for identity in found if identity is not None] + self.handler_pool.identities()
         return {identity: of_jobs.get(identity) for identity in known}
 
+    def _sessions(self) -> Iterable[Session]:
+        yield from (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session)
+        yield self.housekeeping_session
+
     async def close_sessions(self) -> None:
         """Close the connections of all services."""
-        sessions = (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session)
-        for session in (*sessions, self.depth_session, self.bulk_session):
+        for session in self._sessions():
             await session.close()
         await self.handler_pool.close()
 
@@ -303,16 +340,9 @@ class Services:
         elif channel == SCHEDULED:
             self.scheduler.wake()
         elif channel == LED:
-            for duty in (
-                self.scheduler,
-                self.ticks,
-                self.sweep,
-                self.pruner,
-                self.history_fold,
-                self.depth,
-                self.bulks,
-            ):
-                duty.wake()
+            for service in (self.scheduler, self.ticks, self.sweep):
+                service.wake()
+            self.duties.led()
         elif channel == CONTROL and payload == SIGNAL:
             self.cancellation.wake()
         elif channel == CONTROL and payload == BULK:
@@ -337,22 +367,6 @@ class Services:
         self.sweep.sweep_soon()
         self.scheduler.wake()
         self.ticks.wake()
-
-    async def _prune_more(self) -> None:
-        """What the pruner's round does beside the rings. If the server refuses one part, the others are done first."""
-        parts = [self.rescue.strays, self.cancellation.settle, self.progress.sweep, self.unknown_tasks.look]
-        if self.election.leads():
-            parts.append(self.undeclared_limits.look)
-        refused: list[Exception] = []
-        for part in parts:
-            try:
-                await part()
-            except Exception as error:
-                if is_loss(error) or not (transient(error) or of_data(error)):
-                    raise
-                refused.append(error)
-        if refused:
-            raise refused[0]
 
     def _beside(self) -> list[Statement[None]]:
         """What the fetcher sends beside its own statements."""

@@ -7,7 +7,7 @@ thread; `other_workers` is written by the heartbeat's thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pgqueue.client.tasks import Task
@@ -42,6 +42,8 @@ class WorkerState:
         reconciler hands back what is not here."""
         self.ended_jobs = 0
         """How many jobs have run here and are written: a job that goes back before it began does not count."""
+        self.duties: Callable[[], str | None] = lambda: None
+        """What has become of this worker's duties, as the heartbeat tells it: `Duties.said`."""
         self.other_workers = 0
         """How many other workers are alive, as the last heartbeat saw."""
 

@@ -1,7 +1,7 @@
 """One worker: its life from start to stop. Its parts are in `services`.
 
-Three connections when idle: fetch (with the duties), listen, heartbeat; the completer opens the fourth at its first
-outcome.
+Three connections when idle: fetch (with the duties that jobs wait for), listen, heartbeat. The worker that leads has
+one more, for housekeeping. The completer opens another one at its first outcome.
 """
 
 from __future__ import annotations
@@ -179,18 +179,12 @@ class Worker:
         self.state.phase = "running"  # written by the heartbeat that lists the fetcher's connection
         self._fetching = self._serve(services.fetcher.run(), "fetcher")
         self._writing = self._serve(services.completer.run(), "completer")
-        others: list[Any] = [services.scheduler, services.pruner, services.reconciler, services.cancellation]
-        others += [services.notify_watch, services.renewal, services.counters, services.history_fold]
-        others += [services.unblocker, services.sweep, services.ticks, services.declared_limits, services.rate_limiter]
-        others += [
-            services.poison_drain,
-            services.progress,
-            services.depth,
-            services.bulks,
-            *([services.notifier] if self.settings.listen else []),
-        ]
+        others: list[Any] = [services.renewal, services.unblocker, services.declared_limits, services.rate_limiter]
+        others += [services.progress, *([services.notifier] if self.settings.listen else [])]
         for service in others:
             self._serve(service.run(), type(service).__name__.lower())
+        for loop in services.duties.loops:
+            self._serve(loop.run(), loop.duty.name)
         if self._quiet_soon:
             self.quiet()
 

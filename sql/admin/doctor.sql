@@ -90,6 +90,10 @@ SELECT json_build_object(
     'measured', (SELECT extract(epoch FROM pgqueue.now() - d.at)::float8 FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1)
 )::text;
 
+-- name: doctor_duties
+-- What has become of each duty, as JSON.
+SELECT coalesce(json_agg(d ORDER BY d.name), '[]')::text FROM ({{duties}}) AS d;
+
 -- name: doctor_free
 -- Those of these queues for which a live worker had a free slot at its last heartbeat, as JSON. A worker that has
 -- just started has not said so for each queue: then all its slots count. The worker must know the task of one of the blocked `jobs` of the queue, if there are any.

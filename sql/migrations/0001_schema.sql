@@ -1416,7 +1416,11 @@ CREATE TABLE pgqueue.worker (
     -- Whether it is set to LISTEN.
     listens     boolean     NOT NULL DEFAULT true,
     -- Beside each of its queues, the slots that were free for it at the last heartbeat.
-    free        integer[]   NOT NULL DEFAULT '{}'
+    free        integer[]   NOT NULL DEFAULT '{}',
+    -- What its duties have come to: [name, seconds since the last run, seconds that it took, the last error, seconds
+    -- since that, seconds for which each run has failed]. All duties of a worker that leads; of another one those that
+    -- fail. NULL: nothing to tell.
+    duties      jsonb
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.worker IS 'Worker processes, their sign of life and what they run.';
 

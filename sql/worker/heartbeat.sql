@@ -1,5 +1,6 @@
 -- name: heartbeat_write
--- Raise our counter, write how we are and which jobs we run (NULL: that list stays), and read the counters of all workers.
+-- Raise our counter, write how we are and which jobs we run (NULL: that list stays, and what is said of duties), and read the counters
+-- of all workers.
 -- If we have been declared dead, our own row is missing from the answer.
 --
 -- It is missing, too, if the row was not made at `born` (NULL: not known yet). A standby that was promoted without its last commits may
@@ -8,7 +9,8 @@ WITH mine AS (
     UPDATE pgqueue.worker
     SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,
         state = %(state)s::text, running = coalesce(%(running)s::bigint[], running),
-        free = %(free)s::integer[], lost = %(lost)s::integer, rss = %(rss)s::bigint, sessions = %(sessions)s::text::jsonb
+        free = %(free)s::integer[], lost = %(lost)s::integer, rss = %(rss)s::bigint, sessions = %(sessions)s::text::jsonb,
+        duties = CASE WHEN %(running)s::bigint[] IS NULL THEN duties ELSE %(duties)s::text::jsonb END
     WHERE id = %(worker_id)s::bigint AND dead_at IS NULL
       AND started_at = coalesce(%(born)s::text::timestamptz, started_at)
     RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease, started_at::text AS born

@@ -47,7 +47,7 @@ def large(conn: Conn) -> None:
 
 async def measure(dsn: str) -> None:
     session = Session(Link(dsn, "pgqueue"), "fetch")
-    await Depth(session, session, leads=lambda: True).measure()
+    await Depth(session, leads=lambda: True).measure()
     await session.close()
 
 

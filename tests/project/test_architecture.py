@@ -54,10 +54,13 @@ ROOMS = {
     "fetch": "concurrency doubles leader.election run.slots state",
     "context": "complete run state transactions",
     "counters": "run.running_jobs state",
+    "duties": "",
     "neighbours": "complete concurrency fetch liveness run state",
     "capacity": "concurrency.rate_limiter neighbours run.slots",
     "held_jobs": "capacity concurrency.chains neighbours run.slots",
-    "services": "capacity complete concurrency context counters fetch held_jobs leader liveness run state transactions",
+    "services": (
+        "capacity complete concurrency context counters duties fetch held_jobs leader liveness run state transactions"
+    ),
     "worker": "liveness services settings state",
 }
 EXEMPT = {

@@ -421,10 +421,8 @@ LEFT = """INSERT INTO pgqueue.unique_key (key, job_id, hold, enqueued_at)
 
 
 async def sweep(dsn: str) -> None:
-    async def nothing() -> None: ...
-
-    session = Session(Link(dsn, "pgqueue"), "maintain")
-    await Pruner(session, leads=lambda: True, also=nothing).round()
+    session = Session(Link(dsn, "pgqueue"), "housekeeping")
+    await Pruner(session).keys()
     await session.close()
 
 

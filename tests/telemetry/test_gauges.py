@@ -135,7 +135,7 @@ async def test_a_large_queue_is_told_as_it_was_measured_and_never_measured_here(
     assert ("pgqueue_workers_alive", ()) in read(conn)
     assert [name for name, _ in read(conn) if name in ("pgqueue_depth", "pgqueue_blocked")] == []
     session = Session(Link(dsn, "pgqueue"), "fetch")
-    await Depth(session, session, leads=lambda: True).measure()
+    await Depth(session, leads=lambda: True).measure()
     await session.close()
     conn.rollback()
     found = read(conn)

@@ -70,7 +70,7 @@ class Desk:
         self.session = Session(Link(dsn, "pgqueue"), "fetch")
         self.state = worker_state(Link(dsn, "pgqueue"))
         self.state.link = self.session.link
-        self.counters = Counters(self.session, self.state, RunningJobs([]))
+        self.counters = Counters(self.session, self.session, self.state, RunningJobs([]))
         self.counters._offset = counters.SINCE_1970
 
     def counted(self) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from pgqueue.cli.tables import span, table, width
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:
-    from pgqueue.admin.doctor import Diagnosis, Finding
+    from pgqueue.admin.doctor import Diagnosis, DutyInfo, Finding
 
 
 @click.command("doctor")
@@ -40,7 +40,11 @@ def command(as_json: bool) -> None:
     with reading("doctor") as conn:
         found = doctor.doctor(conn)
     if as_json:
-        click.echo(document(found.findings, reasons=found.reasons, at=found.at, counted_at=found.counted_at))
+        click.echo(
+            document(
+                found.findings, reasons=found.reasons, duties=found.duties, at=found.at, counted_at=found.counted_at
+            )
+        )
     else:
         click.echo("\n".join(_screen(found)))
     if found.findings:
@@ -54,10 +58,19 @@ def _screen(found: Diagnosis) -> Iterator[str]:
         if found.at is not None and found.counted_at is not None:
             yield from counted(found.counted_at, found.at)
         yield ""
+    if found.duties:
+        yield from table(["DUTY", "LAST", "TOOK", "ERROR"], [_duty(each) for each in found.duties], gives="ERROR")
+        yield ""
     if not found.findings:
         yield "No finding."
     for finding in found.findings:
         yield from _finding(finding)
+
+
+def _duty(duty: DutyInfo) -> list[object]:
+    ran = "never" if duty.ran is None else f"{span(duty.ran)} ago"
+    error = "" if duty.error is None else f"{span(duty.failed)} ago: {duty.error}"
+    return [duty.name, ran, span(duty.took), error]
 
 
 def _finding(finding: Finding) -> Iterator[str]:

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
-import psycopg
-
 from pgqueue.admin.limits import FIRST_RATE, KEYS_MOST, unknown
 from pgqueue.client.tasks import limitings
 from pgqueue.database.backoff import persist
@@ -94,12 +92,8 @@ class UndeclaredLimits:
         """Look at all keys of limits, and at 1,000 keys of rates from where the last look stopped. Called about once a
         minute."""
         link, now = self._session.link, monotonic()
-        try:
-            asked = link.statement("limits_undeclared", after=self._after, n=KEYS_MOST)
-            [[(found, after)]] = await self._session.run(asked)
-        except psycopg.errors.InsufficientPrivilege:  # granted before limits existed
-            log.error("undeclared limits are not looked for: this role needs its rights again, `pgqueue grants`")
-            return
+        asked = link.statement("limits_undeclared", after=self._after, n=KEYS_MOST)
+        [[(found, after)]] = await self._session.run(asked)
         for each in unknown(found):
             key = (each.kind, each.name)
             self._seen.add(key)

@@ -37,7 +37,7 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait, without_values
+from pgqueue.database.backoff import jittered, without_values
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
@@ -72,12 +72,12 @@ class Sweep:
     ) -> None:
         self.sweeps = 0
         """How often this worker has swept."""
+        self.woken = asyncio.Event()
         self._session = session
         self._found = found
         self._leads = leads
         self._look_every = math.inf if told else EVERY_SECONDS
         self._looked = monotonic()
-        self._wake = asyncio.Event()
         self._at_once = False
         self._said_at = -math.inf
         self._keyed = False
@@ -88,21 +88,17 @@ class Sweep:
     def sweep_soon(self) -> None:
         """Keys may have been freed without an unblocking."""
         self._at_once = True
-        self._wake.set()
+        self.woken.set()
 
     def wake(self) -> None:
         """This worker leads now: how long to wait is decided anew."""
-        self._wake.set()
+        self.woken.set()
 
     def keys_in_use(self) -> None:
         """Keys are in use here."""
         if not self._keyed:
             self._keyed = True
-            self._wake.set()
-
-    async def run(self) -> None:
-        """Sweep at the start, now and then, and when asked to, until cancelled."""
-        await persist(self._step, name="sweep", answers=self._session.answers, past_data=True)
+            self.woken.set()
 
     def _due(self) -> float:
         """When it is time to ask again."""
@@ -110,10 +106,8 @@ class Sweep:
             return self._last + EVERY_SECONDS
         return self._last + (LEADER_TIMES * EVERY_SECONDS if self._leads() else self._seldom)
 
-    async def _step(self) -> None:
-        if not self._at_once:
-            await wait(self._wake, max(0.0, min(self._due(), self._looked + self._look_every) - monotonic()))
-        self._wake.clear()
+    async def round(self) -> float:
+        """Sweep if asked to, or if it is time; answer the seconds until the next time. At the start it is."""
         if self._at_once:
             self._at_once = False
             if not await self.sweep(AT_ONCE_SECONDS):
@@ -125,6 +119,7 @@ class Sweep:
         elif monotonic() >= self._looked + self._look_every:
             self._looked = monotonic()
             await self._walk(RATE)
+        return max(0.0, min(self._due(), self._looked + self._look_every) - monotonic())
 
     async def sweep(self, seconds: float = 0.0) -> bool:
         """Sweep, unless a worker has done it in the last `seconds`."""

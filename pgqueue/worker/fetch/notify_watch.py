@@ -28,7 +28,7 @@ from typing import Any
 from psycopg import Error
 from psycopg.errors import Diagnostic
 
-from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.backoff import jittered
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session, connect
 from pgqueue.database.statements import Row, Statement
@@ -61,7 +61,9 @@ class NotifyWatch:
         self._leads = leads
         self._before = 0.0
         self._due = monotonic()
-        self._answer = asyncio.Event()
+        self.woken = asyncio.Event()
+        self._answer = False
+        """Whether there is an answer that was not acted on."""
         self._warn_at = 0.0
 
     def statements(self) -> list[Statement[None]]:
@@ -79,18 +81,20 @@ class NotifyWatch:
     def _answered(self, rows: list[Row]) -> None:
         self._before, self.usage = self.usage, rows[0][0]
         self._due = monotonic() + self._pause()
-        self._answer.set()
+        self._answer = True
+        self.woken.set()
 
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        await persist(self._step, name="notify queue", answers=self._session.answers)
-
-    async def _step(self) -> None:
-        patience = 0.0 if self.usage >= HALF else BUSY_POLLS * self._state.settings.poll
-        if await wait(self._answer, max(0.0, self._due + patience - monotonic())):
+    async def round(self) -> float:
+        """Act on the last answer, or ask by itself if none has come; answer the seconds until it asks by itself."""
+        if self._answer:
             await self._act()
-        else:
+        elif monotonic() >= self._late_at():
             await self.look()
+        return max(0.0, self._late_at() - monotonic())
+
+    def _late_at(self) -> float:
+        patience = 0.0 if self.usage >= HALF else BUSY_POLLS * self._state.settings.poll
+        return self._due + patience
 
     async def look(self) -> None:
         """Ask for the use now; wake the others, and warn, if it is high."""
@@ -99,7 +103,7 @@ class NotifyWatch:
         await self._act()
 
     async def _act(self) -> None:
-        self._answer.clear()
+        self._answer = False
         if max(self._before, self.usage) >= HALF:
             self._told_nothing()
         if self.usage >= FULL and self._leads() and monotonic() >= self._warn_at:

@@ -6,13 +6,11 @@ crashes runs alone in its process. Kept by the worker, asked by the fetcher; dec
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
-from pgqueue.database.backoff import persist
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
@@ -153,17 +151,17 @@ class PoisonDrain:
         # Not all workers at once: each that makes room stands still for a while.
         self._slower = random.uniform(2.0, 3.0)
 
-    async def run(self) -> None:
-        """Look every five seconds while busy, until cancelled."""
-        await persist(self._step, name="poison jobs", answers=self._session.answers, past_data=True)
-
-    async def _step(self) -> None:
-        await asyncio.sleep(LOOK_SECONDS)
+    async def round(self) -> float:
+        """Look, if this worker is busy: if it could not ask for such a job since the last round. Every five seconds."""
         asked = self._poison_jobs.asked
         if asked != self._asked_before:
             self._asked_before = asked
             self._turn.taken()
-            return
+        else:
+            await self._look()
+        return LOOK_SECONDS
+
+    async def _look(self) -> None:
         patience = PATIENCE_SECONDS * (1.0 if self._leads() else self._slower)
         # If the rate of the job stays closed until we would have given up, making room is in vain. "Closed now" is no
         # test: a rate with many waiters is open for moments only.

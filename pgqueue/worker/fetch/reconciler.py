@@ -34,7 +34,7 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import described, jittered, persist, wait, without_values
+from pgqueue.database.backoff import described, jittered, without_values
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
@@ -61,27 +61,22 @@ class Reconciler:
         self._session = session
         self._state = state
         self._gone = gone
-        self._pause = jittered(EVERY_SECONDS)
         self._took = 0.0
         self._refusals = 0
         """How many jobs the server has refused to move in this comparison, each by itself."""
         self._said_at = -inf
 
-    async def run(self) -> None:
-        """Reconcile after every doubt and once a minute, until cancelled."""
-        await persist(self._step, name="reconcile", answers=self._session.answers, past_data=True)
-
-    async def _step(self) -> None:
-        await wait(self._state.doubt, self._pause)
-        self._state.doubt.clear()  # before: a doubt that comes meanwhile is about a later claim
+    async def round(self) -> float:
+        """Reconcile after a doubt, and once a minute; answer the seconds until the next time. The doubt is taken back
+        before: one that comes meanwhile is about a later claim."""
         try:
             sure = await self.reconcile()
-            seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
-            again = REFUSED_SECONDS if self._refusals else AGAIN_SECONDS
-            self._pause = jittered(seldom if sure else again)
         except BaseException:
             self._state.doubt.set()
             raise
+        seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
+        again = REFUSED_SECONDS if self._refusals else AGAIN_SECONDS
+        return jittered(seldom if sure else again)
 
     async def reconcile(self) -> bool:
         """Hand back the jobs that are ours in the database and unknown here. False if some rows are left to decide

@@ -1,12 +1,12 @@
-"""Goes on with operations by filter: the worker that leads makes their steps, one operation after the other.
+"""Goes on with operations by filter: the worker that leads makes their steps, one operation after the other. It is
+housekeeping.
 
 A step is the same that the command makes which has begun the operation. Why each job is dealt with once, whichever
 processes work on it: the head of `admin/bulk/steps.py`. The leader is told of a new operation by a NOTIFY, and looks
 every 15 to 30 s for those whose process has died. Another worker goes on with one that is overdue by a minute, because
 the leader may not do its duty although it lives.
 
-Steps have a session of their own, so that no claim waits for them. It is open while there is an operation. Each step is
-one message with its COMMIT: if this process is suspended, it holds no lock.
+Each step is one message with its COMMIT: if this process is suspended, it holds no lock.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-import psycopg
-
 from pgqueue.admin.bulk.steps import Claim, Steps, claiming, due
-from pgqueue.database.backoff import described, jittered, persist, wait
+from pgqueue.database.backoff import described, jittered
 from pgqueue.database.sessions import Session
 from pgqueue.worker.state import WorkerState
 
@@ -28,47 +26,24 @@ log = logging.getLogger("pgqueue")
 
 BULK = "bulk"
 """What the control channel says of a new operation."""
-LOOK_SECONDS, OTHERS_SECONDS = 15.0, 300.0
+LOOK_SECONDS = 15.0
 OVERDUE_SECONDS = 60.0
 TURN_SECONDS = 1.0
 """So long the steps of one operation follow each other, before another operation that is due has its turn."""
-REFUSED_SECONDS = 120.0
-"""The pause if this role lacks a right."""
 
 
 class Bulks:
-    """Looks for operations over the `shared` session, and makes their steps over its `own`."""
+    """Looks for operations, and makes their steps, over the given session."""
 
-    def __init__(self, shared: Session, own: Session, state: WorkerState, *, leads: Callable[[], bool]) -> None:
-        self._shared = shared
-        self._own = own
+    def __init__(self, session: Session, state: WorkerState, *, leads: Callable[[], bool]) -> None:
+        self.woken = asyncio.Event()
+        self._session = session
         self._state = state
         self._leads = leads
-        self._wake = asyncio.Event()
-        self._due = monotonic() + jittered(LOOK_SECONDS)
-        self._others_due = monotonic() + jittered(OTHERS_SECONDS)
 
     def wake(self) -> None:
-        """This worker leads now, or there is a new operation."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Make the steps that are due, until cancelled."""
-        await persist(self._step, name="bulk", answers=self._shared.answers, past_data=True)
-
-    async def _step(self) -> None:
-        at = self._due if self._leads() else self._others_due
-        told = await wait(self._wake, max(0.0, at - monotonic()))
-        self._wake.clear()
-        if not self._leads() and told:
-            return
-        self._others_due = monotonic() + jittered(OTHERS_SECONDS)
-        self._due = monotonic() + jittered(LOOK_SECONDS)  # unless what follows says something else
-        try:
-            self._due = monotonic() + await self.round()
-        except psycopg.errors.InsufficientPrivilege:  # granted by a version before this one
-            log.error("operations by filter wait: this role needs its rights again, `pgqueue grants`")
-            self._due = monotonic() + REFUSED_SECONDS
+        """There is a new operation."""
+        self.woken.set()
 
     async def round(self) -> float:
         """Make the steps that are due. Answer the seconds until the next look."""
@@ -77,15 +52,14 @@ class Bulks:
             if claim is None:  # another process was faster
                 break
             await self._work(claim)
-        if left is None:
-            await self._own.rest()
-            return jittered(LOOK_SECONDS)
-        return min(max(left, 0.1), jittered(LOOK_SECONDS))
+            if self._leads():
+                return 0.0  # go on in the next round: this one is known to have gone well
+        return jittered(LOOK_SECONDS) if left is None else min(max(left, 0.1), jittered(LOOK_SECONDS))
 
     async def _next(self) -> float | None:
         """In how many seconds an operation is due for this worker; None: there is none."""
         left: float | None
-        [left] = await self._shared.run(due(self._link.schema, self._holder))
+        left = await self._ask(due(self._link.schema, self._holder))
         if left is None or self._leads():
             return left
         return 0.0 if left <= -OVERDUE_SECONDS else None
@@ -104,12 +78,12 @@ class Bulks:
                 log.warning("operation %d: job %d was left out: %s", claim.id, job, described(steps.error))
 
     async def _ask(self, statement: Any) -> Any:
-        [answer] = await self._own.run(statement)
+        [answer] = await self._session.run(statement)
         return answer
 
     @property
     def _link(self) -> Any:
-        return self._own.link
+        return self._session.link
 
     @property
     def _holder(self) -> str:

@@ -1,4 +1,5 @@
-"""Measures how many jobs there are and since when they wait, for all that shows numbers. Runs in the worker that leads.
+"""Measures how many jobs there are and since when they wait, for all that shows numbers. A duty of the leader, as
+housekeeping.
 
 Counting live is slow in the very incident for which people need the numbers: a long backlog, and a snapshot that keeps
 dead rows from being removed. So one worker measures now and then, and readers read table `depth`. The pause after a
@@ -34,89 +35,48 @@ looks whether a measurement is due, so workers that lead without a lock do not a
 from __future__ import annotations
 
 import json
-import logging
-from asyncio import Event
 from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-import psycopg
-
-from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.backoff import jittered
 from pgqueue.database.sessions import Session
 from pgqueue.worker.leader.depth_cursors import DepthCursors
 from pgqueue.worker.leader.longest_blocked import LongestBlocked
 
-log = logging.getLogger("pgqueue")
-
 PAUSE_LEAST, PAUSE_MOST, PAUSE_TIMES = 5.0, 120.0, 100
 FIRST_SECONDS = 15.0
 """So long a worker that leads waits for its first measurement, once to twice. Readers measure before, if need be."""
-OTHERS_SECONDS = 300.0
 OVERDUE_SECONDS = 60.0
 """A worker that does not lead looks now and then, and measures if a measurement is overdue by so much."""
-QUICK_SECONDS = 0.010
-"""If the last measurement took less, the next one shares the session of the fetcher: so long a claim may wait."""
 KEPT_SECONDS = 600.0
 
 
 class Depth:
-    """Measures over `own` session, or over `shared` if that is quick."""
+    """Measures over the given session."""
 
-    def __init__(self, shared: Session, own: Session, *, leads: Callable[[], bool]) -> None:
+    def __init__(self, session: Session, *, leads: Callable[[], bool]) -> None:
         self.measurements = 0
         """How often this worker has measured."""
         self.took = PAUSE_LEAST / PAUSE_TIMES
         """How long the last measurement took, in seconds."""
-        self._shared = shared
-        self._own = own
+        self._session = session
         self._leads = leads
         self._cursors = DepthCursors()
         self._longest = LongestBlocked()
-        self._wake = Event()
-        self._due = monotonic() + jittered(FIRST_SECONDS)
-        self._others_due = monotonic() + jittered(OTHERS_SECONDS)
 
-    def wake(self) -> None:
-        """This worker leads now."""
-        self._due = min(self._due, monotonic() + jittered(FIRST_SECONDS))
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Measure until cancelled, while this worker leads."""
-        await persist(self._step, name="depth", answers=self._shared.answers, past_data=True, only_counts=True)
-
-    async def _step(self) -> None:
-        due = self._due if self._leads() else self._others_due
-        if not await wait(self._wake, max(0.0, due - monotonic())):
-            self._due = monotonic() + PAUSE_MOST  # unless what follows says something else
-            self._others_due = monotonic() + jittered(OTHERS_SECONDS)
-            self._due = monotonic() + await self._round()
-        self._wake.clear()
-
-    async def _round(self) -> float:
+    async def round(self) -> float:
         """Measure, if a measurement is due; answer the seconds until the next look."""
-        [[(left, age)]] = await self._shared.run(self._shared.link.statement("depth_due"))
+        [[(left, age)]] = await self._session.run(self._session.link.statement("depth_due"))
         late = 0.0 if self._leads() else OVERDUE_SECONDS
         if left is not None and left + late > 0.1 and age is not None:
             return min(PAUSE_MOST, float(left) + jittered(0.1))
-        try:
-            return await self.measure()
-        except psycopg.errors.InsufficientPrivilege:  # granted by a version before this one
-            log.error("depth is not measured: this role needs its rights again, `pgqueue grants`")
-            return PAUSE_MOST
+        return await self.measure()
 
     async def measure(self) -> float:
         """Measure once; answer how long the pause after it is, in seconds."""
-        session = self._shared if self.took < QUICK_SECONDS else self._own
-        try:
-            return await self._measure(session)
-        finally:
-            if session is self._own:
-                await session.rest()
-
-    async def _measure(self, session: Session) -> float:
-        link, (available, took) = session.link, await self._lanes(session)
+        session = self._session
+        link, (available, took) = session.link, await self._lanes()
         scheduled = link.statement("depth_scheduled", after=self._cursors.scheduled(self.measurements))
         # One message: the setting in the middle holds for the last statement only.
         [(later, first, at)], _, [(others,)] = await session.run(
@@ -140,8 +100,9 @@ class Depth:
         self.took = took
         return pause
 
-    async def _lanes(self, session: Session) -> tuple[list[list[Any]], float]:
+    async def _lanes(self) -> tuple[list[list[Any]], float]:
         """The groups of available jobs, and how long it took to read them."""
+        session = self._session
         link, took, found = session.link, 0.0, []
         for _ in range(2):
             lanes = link.statement("depth_lanes", **self._cursors.lanes(monotonic()))

@@ -1,8 +1,7 @@
 """Folds what workers have counted into the history: parts into minutes, and the minutes of past hours into hours.
 Notes there, too, how many jobs wait.
 
-Runs in the worker that leads, every 30 to 60 seconds. Any other worker does a round every five minutes, because the
-leader may not do its duty although it lives. If no round is made for days, parts wait in their table.
+A duty of the leader, as housekeeping. If no round is made for days, parts wait in their table.
 
 Why each part counts once in the minutes and once in the hours, also beside a second leader and after a crash:
 
@@ -22,19 +21,14 @@ costs no round trip of its own. Such a number is not added up: an hour has the l
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
-from time import monotonic
 
-import psycopg
-
-from pgqueue.database.backoff import jittered, of_data, persist, wait
+from pgqueue.database.backoff import of_data
 from pgqueue.database.sessions import Session
 
 log = logging.getLogger("pgqueue")
 
-ROUND_SECONDS, OTHERS_SECONDS = 30.0, 300.0
+ROUND_SECONDS = 30.0
 PARTS_MOST = 500
 GROUPS_MOST, IDS_MOST = 2_000, 5
 """How many groups of errors are kept, and how many jobs of each are named."""
@@ -43,41 +37,23 @@ GROUPS_MOST, IDS_MOST = 2_000, 5
 class HistoryFold:
     """Folds over the given session."""
 
-    def __init__(self, session: Session, *, leads: Callable[[], bool]) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._leads = leads
-        self._others_at = monotonic() + jittered(OTHERS_SECONDS)
-        self._wake = asyncio.Event()
         self._most = PARTS_MOST
 
-    def wake(self) -> None:
-        """This worker leads now."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        """One round in 30 to 60 seconds until cancelled."""
-        await persist(self._step, name="history fold", answers=self._session.answers, past_data=True, only_counts=True)
-
-    async def _step(self) -> None:
-        await wait(self._wake, jittered(ROUND_SECONDS))
-        self._wake.clear()
-        if self._leads() or monotonic() >= self._others_at:
-            self._others_at = monotonic() + jittered(OTHERS_SECONDS)
-            await self.round()
-
-    async def round(self) -> None:
+    async def round(self) -> float | None:
         """Fold all parts that there are, and the hours that are over."""
         try:
             full = True
             while full:
                 most = self._most
                 full = await self._fold() == most
-        except psycopg.errors.InsufficientPrivilege:  # granted before there was a history
-            log.error("the history is not folded: this role needs its rights again, `pgqueue grants`")
         except Exception as error:
             if not of_data(error):
                 raise
             await self._narrow(error)
+            return 0.0
+        return None
 
     async def _fold(self) -> int:
         """One transaction; how many parts it has folded."""
@@ -100,4 +76,3 @@ class HistoryFold:
             link = self._session.link
             await self._session.run(link.statement("history_fold_lock"), link.statement("history_fold_drop"))
             log.error("a part of the history cannot be read, and is dropped: %s", error)
-        self.wake()

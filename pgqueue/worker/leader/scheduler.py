@@ -21,7 +21,7 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import described, jittered, persist, wait
+from pgqueue.database.backoff import described
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
@@ -62,7 +62,10 @@ class Scheduler:
         self._leads = leads
         self._ticks_overdue = overdue
         self._promoted = promoted
-        self._wake = asyncio.Event()
+        self.woken = asyncio.Event()
+        self._told = False
+        self._next_at = 0.0
+        """When the next promotion is due, if nothing is told."""
         self._after = EVER
         self._asked_at = monotonic()
         self._zero_at = 0.0
@@ -75,11 +78,11 @@ class Scheduler:
         """Those whose time is over. They are tried one by one, and are the first to be suspected."""
         self._said_at = 0.0
         """When the next line about them may be logged."""
-        self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
 
     def wake(self) -> None:
         """A job was scheduled, or this worker leads now."""
-        self._wake.set()
+        self._told = True
+        self.woken.set()
 
     def statements(self) -> list[Statement[None]]:
         """The statement that asks whether a job is due, twice a poll at most; to be sent beside other statements.
@@ -96,28 +99,21 @@ class Scheduler:
         if rows[0][0]:
             self.wake()
 
-    async def run(self) -> None:
-        """Promote until cancelled."""
-        await persist(self._step, name="schedule", answers=self._session.answers, past_data=True)
-
-    async def _step(self) -> None:
-        self._wake.clear()
-        if self._leads():
-            await self._wait(monotonic() + await self._promote())
-        elif not await wait(self._wake, self._look_at - monotonic()) or monotonic() >= self._look_at:
-            # Notifications are meant for the leader and may come all the time: they must not put off this look.
-            self._look_at = monotonic() + jittered(2 * LOOK_SECONDS)
+    async def round(self) -> float:
+        """Promote what is due; answer the seconds until the next look. A worker that does not lead promotes only what
+        is overdue. If the fetcher has no room, and so sends nothing, this asks whether a job is due."""
+        if not self._leads():
             if await self._overdue():
                 await self._promote()
+        elif self._told or monotonic() >= self._next_at:
+            self._told, self._next_at = False, 0.0  # if it fails, it is tried again
+            self._next_at = monotonic() + await self._promote()
+        elif monotonic() >= self._ask_at():
+            await self._session.run(*self.statements())
+        return max(0.0, min(self._next_at, self._ask_at()) - monotonic())
 
-    async def _wait(self, until: float) -> None:
-        """Wait for a wake. If the fetcher has no room, and so sends nothing, ask here whether a job is due."""
-        most = BUSY_POLLS * self._state.settings.poll
-        while not await wait(self._wake, min(until, self._asked_at + most) - monotonic()):
-            if monotonic() >= until or not self._leads():
-                break
-            if statements := self.statements():
-                await self._session.run(*statements)
+    def _ask_at(self) -> float:
+        return self._asked_at + BUSY_POLLS * self._state.settings.poll
 
     async def _overdue(self) -> bool:
         """Whether due jobs were not promoted: the leader may hold the lead and not do its duty.

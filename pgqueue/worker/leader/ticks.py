@@ -43,7 +43,6 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import persist, wait
 from pgqueue.database.row_errors import is_about_row
 from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Session
@@ -125,7 +124,7 @@ class Ticks:
         self._declared = json.dumps(declared, sort_keys=True) if declared else None
         self._declared_by: int | None = None
         self._leads = leads
-        self._wake = asyncio.Event()
+        self.woken = asyncio.Event()
         self._asked = False
         self._schedules: dict[str, Due] = {}
         self._clock: tuple[datetime, float] = (EPOCH, monotonic())
@@ -138,26 +137,23 @@ class Ticks:
         """Schedules were changed, this worker leads now, or it has another id."""
         # A counter, because the answer of a look under way may be older than this change. A time would be overwritten.
         self._told += 1
-        self._wake.set()
+        self.woken.set()
 
     def overdue(self) -> None:
         """A tick is overdue because the leader does not make it: this worker makes it."""
         self._asked = True
         self.wake()
 
-    async def run(self) -> None:
-        """Declare the schedules, then make ticks until cancelled."""
-        await persist(self._step, name="ticks", answers=self._session.answers, past_data=True)
-
-    async def _step(self) -> None:
-        self._wake.clear()
+    async def round(self) -> float:
+        """Declare the schedules, then make the ticks that are due, if that is this worker's to do; answer the seconds
+        until the next tick or the next look."""
         await self._declare()
-        if not (self._leads() or self._asked):
-            await wait(self._wake, None)
-            return
-        self._asked = False
-        seconds = await self.round()
-        await wait(self._wake, seconds if self._leads() else None)
+        if self._leads() or self._asked:
+            self._asked = False
+            seconds = await self.make()
+            if self._leads():
+                return seconds
+        return inf
 
     async def _declare(self) -> None:
         """Write the schedules our code declares, once per worker id. If workers disagree, the one started last wins."""
@@ -172,7 +168,7 @@ class Ticks:
         )
         self._declared_by = worker_id
 
-    async def round(self) -> float:
+    async def make(self) -> float:
         """Make the ticks that are due; return the seconds to sleep until the next tick or the next look."""
         if self._told != self._known or monotonic() >= self._look_at:
             await self._look()

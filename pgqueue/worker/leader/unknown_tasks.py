@@ -11,7 +11,7 @@ when a worker knows the task again, or when a whole walk has seen no job of it. 
 due, and its task unknown, for the whole time. A paused queue is left alone.
 
 A look walks the waiting jobs by id, some at a time, and goes on in the next round where it stopped. It takes a quarter
-of a percent of the time, however many jobs wait.
+of a percent of the time, however many jobs wait. It is a duty of the leader, as housekeeping.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
-import psycopg
-
 from pgqueue.database.sessions import Session
 from pgqueue.plain_text import plural
 from pgqueue.worker.state import WorkerState
@@ -29,7 +27,7 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 LOOKED_MOST, LOOK_SECONDS = 5_000, 1.0
-"""Jobs per statement (few, because a claim waits for it), and how long one round lasts."""
+"""Jobs per statement (few, because other housekeeping waits for it), and how long one round lasts."""
 DEAR_SHARE = 400
 """The next round starts after at least this many times the duration of this one."""
 
@@ -60,12 +58,8 @@ class UnknownTasks:
 
     async def look(self) -> None:
         """Do one round, if it is due."""
-        if monotonic() < self._due:
-            return
-        try:
+        if monotonic() >= self._due:
             await self._round()
-        except psycopg.errors.InsufficientPrivilege:  # granted by a version before this one
-            log.error("unknown tasks are not looked for: this role needs its rights again, `pgqueue grants`")
 
     async def _round(self) -> None:
         link, settings, until = self._session.link, self._state.settings, monotonic() + LOOK_SECONDS

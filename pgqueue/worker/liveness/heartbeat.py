@@ -272,6 +272,7 @@ class Heartbeat:
             lost=self._running.lost,
             rss=rss(),
             sessions=msgspec.json.encode(sessions).decode(),
+            duties=self._state.duties() if due else None,
         )
         sent, self._full = monotonic(), full
         [rows] = await self._session.run(write)

@@ -4,7 +4,7 @@ A NOTIFY wakes it at once. While a job runs here, it also looks by itself every 
 table until its job has ended, however often the job changes workers. So if this process dies with the job half stopped,
 the next worker of the job finds the request. A request may come too late, because the attempt has just failed and the
 job waits for the next one. `settle` carries out these requests, and deletes those that are done. A worker that stopped
-a job calls it, and maintenance does.
+a job calls it, and housekeeping does.
 
 Never locks a running row, never writes an outcome: the executor stops the job, the completer writes its outcome.
 """
@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from pgqueue.database.backoff import doubled, jittered, persist, wait
+from pgqueue.database.backoff import doubled, jittered
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.outcomes import Cancelled, Outcome
 from pgqueue.plain_text import plural
@@ -32,47 +32,49 @@ SETTLED_MOST = 1_000
 
 
 class Cancellation:
-    """Reads requests over the given session; `interrupt` stops a job."""
+    """Reads requests over the given session; `interrupt` stops a job. `late` is the session of housekeeping."""
 
     def __init__(
         self,
         session: Session,
+        late: Session,
         state: WorkerState,
         *,
         interrupt: Callable[[int, Outcome], bool],
     ) -> None:
+        self.woken = asyncio.Event()
+        self._told = False
         self._session = session
+        self._late = late
         self._state = state
         self._interrupt = interrupt
-        self._wake = asyncio.Event()
         self._stopped: dict[int, int] = {}
         """The jobs already stopped, or being stopped, with their claims."""
         self._pause, self._misses = LOOK_SECONDS, 0
 
     def wake(self) -> None:
         """There is a request for some job, here or elsewhere."""
-        self._wake.set()
-
-    async def run(self) -> None:
-        """Carry out requests until cancelled."""
-        await persist(self._step, name="signals", answers=self._session.answers, past_data=True)
+        self._told = True
+        self.woken.set()
 
     async def settle(self) -> None:
-        """Carry out requests to jobs that run no longer."""
-        link = self._session.link
-        [[(cancelled, deleted)]] = await self._session.run(link.statement("cancellation_settle", n=SETTLED_MOST))
+        """Carry out requests to jobs that run no longer: housekeeping."""
+        await self._settle(self._late)
+
+    async def _settle(self, session: Session) -> None:
+        [[(cancelled, deleted)]] = await session.run(session.link.statement("cancellation_settle", n=SETTLED_MOST))
         if cancelled:
             jobs = plural(cancelled, "job was", "jobs were")
             log.info("%s cancelled that had stopped running before the request came", jobs)
         if deleted:
             log.debug("%s done with", plural(deleted, "request is", "requests are"))
 
-    async def _step(self) -> None:
-        if (
-            await wait(self._wake, jittered(self._pause)) or self._state.held or self._stopped
-        ):  # else idle: no statement
-            self._wake.clear()
+    async def round(self) -> float:
+        """Carry out requests, if there may be any: else no statement. Answers the seconds until the next look."""
+        if self._told or self._state.held or self._stopped:
+            self._told = False
             await self._read()
+        return jittered(self._pause)
 
     async def _read(self) -> None:
         link = self._session.link
@@ -84,7 +86,7 @@ class Cancellation:
         new = {job_id: request for job_id, request in asked.items() if job_id not in self._stopped}
         self._again_soon(missed=[job_id for job_id, request in new.items() if not self._stop(job_id, *request)])
         if over:
-            await self.settle()
+            await self._settle(self._session)
 
     def _again_soon(self, missed: list[int]) -> None:
         self._misses = self._misses + 1 if missed else 0

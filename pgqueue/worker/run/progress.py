@@ -3,7 +3,7 @@
 A handler only puts two numbers into a dict. Once a second one statement writes the last numbers of all jobs of this
 worker, by their fence. If no handler reported anything, there is no statement. The worker names the jobs that are over
 (`ended`) once per flush of the completer. Their rows go with the next statement, so completions pay nothing.
-Maintenance finds the rows that a dead worker leaves (`sweep`). No reader sees such a row: only progress since the job
+Housekeeping finds the rows that a dead worker leaves (`sweep`). No reader sees such a row: only progress since the job
 was claimed is shown.
 """
 
@@ -28,16 +28,18 @@ Report = tuple[float, float | None]
 
 class Progress:
     """Takes progress from handlers, in any thread. `iterated` is given jobs that are over, and answers which of them
-    have gone through an iteration."""
+    have gone through an iteration. `late` is the session of housekeeping."""
 
     def __init__(
         self,
         session: Session,
+        late: Session,
         state: WorkerState,
         *,
         iterated: Callable[[Iterable[Job]], list[int]],
     ) -> None:
         self._session = session
+        self._late = late
         self._state = state
         self._iterated = iterated
         self._loop = asyncio.get_running_loop()
@@ -73,9 +75,9 @@ class Progress:
         await persist(self._step, name="progress", answers=self._session.answers, past_data=True)
 
     async def sweep(self) -> None:
-        """Delete the rows that are left of jobs that other workers ran."""
-        link = self._session.link
-        _, [(last,)] = await self._session.run(
+        """Delete the rows that are left of jobs that other workers ran: housekeeping."""
+        link = self._late.link
+        _, [(last,)] = await self._late.run(
             link.statement("progress_sweep", n=SWEPT_MOST),
             link.statement("progress_sweep_cursors", after=self._swept_to, n=SWEPT_MOST),
         )

@@ -39,7 +39,7 @@ class Desk:
     async def step(self) -> None:
         """One step that is due."""
         self.sweep._last -= 1000
-        await self.sweep._step()
+        await self.sweep.round()
 
     def pause(self) -> float:
         """So long until it asks again, in seconds."""
@@ -61,8 +61,7 @@ async def test_where_keys_are_not_used_the_leader_asks_seldom_and_others_now_and
         pauses.add(desk.pause())
     assert len(pauses) == 5, "a fleet that was started together stays in step"
     desk.leads = True  # decided anew at each wait: nobody leads at the start
-    desk.sweep.wake()
-    await desk.sweep._step()
+    await desk.sweep.round()
     assert desk.pause() == LEADER_TIMES * EVERY_SECONDS
     assert len(desk.asked) == 6
 
@@ -100,10 +99,9 @@ async def test_a_key_that_comes_into_use_while_it_looks_is_not_forgotten(desk: D
 
 async def test_a_key_in_use_shortens_a_wait_that_has_begun_and_does_not_end_it(desk: Desk) -> None:
     await desk.step()
-    waiting = asyncio.ensure_future(desk.sweep._step())
-    await asyncio.sleep(0)
     desk.sweep.keys_in_use()
-    await waiting
+    assert desk.sweep.woken.is_set()
+    assert 0.0 < await desk.sweep.round() <= EVERY_SECONDS
     assert len(desk.asked) == 1
     assert desk.pause() == EVERY_SECONDS
 
@@ -111,10 +109,10 @@ async def test_a_key_in_use_shortens_a_wait_that_has_begun_and_does_not_end_it(d
 async def test_who_is_told_asks_at_once_and_again_where_somebody_just_did(desk: Desk) -> None:
     await desk.step()
     desk.sweep.sweep_soon()
-    await desk.sweep._step()
+    await desk.sweep.round()
     assert len(desk.asked) == 2
     desk.due = NOT_OURS
     desk.sweep.sweep_soon()
-    await desk.sweep._step()
+    await desk.sweep.round()
     assert len(desk.asked) == 4
     assert max(desk.asked[1:]) < desk.asked[0]

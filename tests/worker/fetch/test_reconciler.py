@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from duty_loops import looping
 from workers import Eyes, Taker, until
 
 from pgqueue.jobs.job import Job
@@ -44,7 +45,8 @@ async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[asyncio.Future[None]]:
-    loop = asyncio.ensure_future(bench.reconciler.run())
+    taker = bench.taker
+    loop = looping(bench.reconciler.round, taker.session, others=None, first=60.0, woken=taker.state.doubt)
     yield loop
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
@@ -168,9 +170,7 @@ async def test_where_a_look_is_dear_it_comes_less_often(bench: Bench, monkeypatc
         return answers
 
     monkeypatch.setattr(bench.taker.session, "run", dear)
-    bench.reconciler._state.in_doubt()
-    await bench.reconciler._step()
-    assert bench.reconciler._pause >= 0.5 * 400 * 0.6
+    assert await bench.reconciler.round() >= 400 * 0.6
 
 
 @pytest.mark.promise("F29")

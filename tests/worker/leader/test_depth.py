@@ -47,12 +47,12 @@ class Bench:
 
     def __init__(self, dsn: str, eyes: Eyes) -> None:
         self.dsn, self.eyes = dsn, eyes
-        self.shared, self.own = Session(Link(dsn, "pgqueue"), "fetch"), Session(Link(dsn, "pgqueue"), "depth")
+        self.session = Session(Link(dsn, "pgqueue"), "housekeeping")
         self.leads = True
         self.duty = self.new()
 
     def new(self) -> Depth:
-        return Depth(self.shared, self.own, leads=lambda: self.leads)
+        return Depth(self.session, leads=lambda: self.leads)
 
     def groups(self) -> dict[tuple[str, str, str, str], tuple[int, bool]]:
         rows = self.eyes.all("SELECT queue, state, reason, task, n, exact FROM pgqueue.depth WHERE queue <> ''")
@@ -73,8 +73,7 @@ class Bench:
         return await self._read() - before
 
     async def _read(self) -> int:
-        for session in (self.shared, self.own):
-            await session.rest()  # a session tells what it has read at its end
+        await self.session.rest()  # a session tells what it has read at its end
         await until(lambda: not self.eyes.backends())
         self.eyes.do("SELECT pg_stat_force_next_flush()")
         return int(self.eyes.one(READ))
@@ -84,8 +83,7 @@ class Bench:
 async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
     bench = Bench(dsn, eyes)
     yield bench
-    await bench.shared.close()
-    await bench.own.close()
+    await bench.session.close()
 
 
 # What is measured ----------------------------------------------------------------------------------------------------
@@ -154,7 +152,6 @@ async def test_a_measurement_replaces_those_before_also_those_of_a_time_to_come(
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_a_held_snapshot_does_not_make_a_measurement_slower(bench: Bench, keyed: bool) -> None:
     """A measurement that begins at the front of each lane walks over every job taken since: 20,000 here."""
-    bench.duty.took = 1.0  # over its own session
     keys = ", lock_key" if keyed else ""
     with psycopg.connect(bench.dsn) as holder:
         bench.eyes.do(
@@ -188,8 +185,7 @@ async def test_a_reader_and_the_deletion_meet_no_dead_row_of_earlier_measurement
         eyes.do("DELETE FROM pgqueue.depth")
         await bench.duty.measure()
         await bench.duty.measure()
-        for session in (bench.shared, bench.own):
-            await session.rest()
+        await bench.session.rest()
         conn.execute("SET enable_seqscan = off")
         read = "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'depth_pkey'"
         conn.execute("SELECT pg_stat_force_next_flush()")
@@ -202,8 +198,7 @@ async def test_a_reader_and_the_deletion_meet_no_dead_row_of_earlier_measurement
         conn.execute("SELECT pg_stat_force_next_flush()")
         before = eyes.one(read)
         await bench.duty.measure()
-        await bench.own.rest()
-        await bench.shared.rest()
+        await bench.session.rest()
         await until(lambda: not eyes.backends() and eyes.one(read) > before)
         assert eyes.one(read) - before < 100
 
@@ -227,43 +222,31 @@ async def test_a_job_that_is_committed_late_is_counted_though_its_position_was_p
 @pytest.mark.parametrize(("took", "pause"), [(0.001, 5.0), (0.3, 30.0), (9.0, 120.0)])
 @pytest.mark.promise("F80")
 async def test_measuring_takes_one_percent_of_the_time(bench: Bench, took: float, pause: float) -> None:
-    real = bench.shared.run
+    real = bench.session.run
 
     async def slow(*messages: Any, **options: Any) -> Any:
         answers = await real(*messages, **options)
-        bench.shared.took = took / 2  # of the two messages of a measurement without blocked jobs
+        bench.session.took = took / 2  # of the two messages of a measurement without blocked jobs
         return answers
 
-    bench.shared.run = slow  # type: ignore[method-assign]
-    bench.duty.took = 0.001
+    bench.session.run = slow  # type: ignore[method-assign]
     assert await bench.duty.measure() == pytest.approx(pause)
     [(left,)] = bench.eyes.all("SELECT DISTINCT extract(epoch FROM next_at - at)::float8 FROM pgqueue.depth")
     assert left == pytest.approx(pause)
 
 
 async def test_no_worker_measures_before_it_is_due_and_one_that_does_not_lead_much_later(bench: Bench) -> None:
-    pause = await bench.duty._round()
+    pause = await bench.duty.round()
     assert pause >= 5.0 and bench.duty.measurements == 1
     other = bench.new()
-    assert pause - 4.0 < await other._round() < pause + 1.0 and other.measurements == 0
+    assert pause - 4.0 < await other.round() < pause + 1.0 and other.measurements == 0
     bench.eyes.do("UPDATE pgqueue.depth SET next_at = now() - interval '30 s'")
     bench.leads = False
-    await other._round()
+    await other.round()
     assert other.measurements == 0
     bench.eyes.do("UPDATE pgqueue.depth SET next_at = now() - interval '100 s'")
-    await other._round()
+    await other.round()
     assert other.measurements == 1
-
-
-async def test_a_role_that_was_granted_too_little_is_told_and_the_worker_goes_on(
-    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refused(*messages: Any, **options: Any) -> Any:
-        raise psycopg.errors.InsufficientPrivilege("no")
-
-    monkeypatch.setattr(bench.own, "run", refused)
-    assert await bench.duty._round() == depth.PAUSE_MOST
-    assert "this role needs its rights again, `pgqueue grants`" in caplog.text
 
 
 @pytest.mark.promise("F80")
@@ -273,8 +256,7 @@ async def test_the_worker_that_leads_measures(dsn: str, eyes: Eyes, monkeypatch:
     async with work(dsn, here) as worker:
         await until(lambda: eyes.one("SELECT sum(n)::int FROM pgqueue.depth") == 1)
         await until(lambda: worker.services.depth.measurements == 1)
-        # A measurement that was slow has a session of its own until the next one was quick.
-        await until(lambda: len(eyes.backends()) <= 3)
+        assert len(eyes.backends()) <= 4  # one of them for housekeeping
 
 
 @pytest.mark.promise("F181")
@@ -293,11 +275,11 @@ async def test_a_worker_whose_counts_fail_goes_on_working(
 
     monkeypatch.setattr(depth, "FIRST_SECONDS", 0.1)
     monkeypatch.setattr(Depth, "measure", fails("depth"))
-    monkeypatch.setattr(HistoryFold, "round", fails("history fold"))
-    monkeypatch.setattr(Counters, "_left_of_minute", fails("history"))
+    monkeypatch.setattr(HistoryFold, "round", fails("history"))
+    monkeypatch.setattr(Counters, "_left_of_minute", fails("counts"))
 
     async with work(dsn, quick) as worker:
-        await until(lambda: failed == {"depth": 1, "history fold": 1, "history": 1})
+        await until(lambda: failed == {"depth": 1, "history": 1, "counts": 1})
         with psycopg.connect(dsn) as conn:
             job = quick.enqueue(conn)
         await until(eyes.is_in(job.id, "completed"))

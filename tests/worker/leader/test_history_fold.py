@@ -41,7 +41,7 @@ class Bench:
     def another(self) -> HistoryFold:
         """Another worker that takes itself for the leader."""
         self.sessions.append(Session(Link(self.dsn, "pgqueue"), "fetch"))
-        return HistoryFold(self.sessions[-1], leads=lambda: True)
+        return HistoryFold(self.sessions[-1])
 
     def part(self, at: str = "now()", errors: list[dict[str, Any]] | None = None, **counts: Any) -> None:
         """A part of a worker, for the minute of this time."""
@@ -463,7 +463,7 @@ async def test_what_is_young_is_kept_and_what_is_old_goes(
     bench: Bench, eyes: Eyes, ring: str, step: int, steps: int, kept: int
 ) -> None:
     """A part and a measurement at each step of the clock; the leader folds, and the pruner makes its round."""
-    pruner = Pruner(bench.sessions[0], leads=lambda: True, also=_nothing)
+    pruner = Pruner(bench.sessions[0])
     with Clock(eyes.conn) as clock:
         clock.set(eyes.one("SELECT date_bin('1 day', now(), '2000-01-01 00:00+00') + interval '1 day'"))
         eyes.do("UPDATE pgqueue.duty SET done_at = pgqueue.now() WHERE name = 'history'")
@@ -474,7 +474,7 @@ async def test_what_is_young_is_kept_and_what_is_old_goes(
             await bench.fold.round()
             clock.advance(step)
             await bench.fold.round()
-            await pruner.round()
+            await pruner.rings()
         most = 8 * (kept // 6 + 1)  # leaves, each of a sixth; and the steps of the clock
         counted = eyes.all(f"SELECT started::int FROM pgqueue.history_{ring} WHERE state IS NULL ORDER BY 1")  # noqa: S608
         found = [n for (n,) in counted]
@@ -484,10 +484,6 @@ async def test_what_is_young_is_kept_and_what_is_old_goes(
         assert deep == found
         leaves = eyes.one(f"SELECT count(DISTINCT bin) FROM pgqueue.history_{ring}")  # noqa: S608
         assert 6 <= leaves <= 8
-
-
-async def _nothing() -> None:
-    """What else a pruner is to do."""
 
 
 # What happens in the database is counted there ------------------------------------------------------------------------

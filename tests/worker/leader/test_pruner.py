@@ -8,7 +8,7 @@ from time import monotonic
 
 import psycopg
 import pytest
-from workers import Eyes, Taker, work
+from workers import Eyes, Taker
 
 from pgqueue.client.tasks import task
 from pgqueue.database.sessions import Link, Session
@@ -16,7 +16,7 @@ from pgqueue.jobs.outcomes import COMPLETED
 from pgqueue.testing import Clock
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.leader import pruner
-from pgqueue.worker.leader.pruner import READ_SECONDS, ROUND_SECONDS, SECOND_SECONDS, Pruner
+from pgqueue.worker.leader.pruner import READ_SECONDS, Pruner
 
 
 @task(name="pruner.nothing")
@@ -27,19 +27,14 @@ LEAVES = {"done": 8, "dead": 16, "attempt": 16}
 
 
 class Bench:
-    """Maintenance without its loop, and a clock to turn."""
+    """The pruner without its loops, and a clock to turn."""
 
     def __init__(self, dsn: str, eyes: Eyes, clock: Clock) -> None:
         self.clock = clock
-        self.session = Session(Link(dsn, "pgqueue"), "maintain")
+        self.session = Session(Link(dsn, "pgqueue"), "housekeeping")
         self.eyes = eyes
-        self.also = 0
-        self.leads = True
-        self.maintenance = Pruner(self.session, leads=lambda: self.leads, also=self._also)
+        self.pruner = Pruner(self.session)
         eyes.do("UPDATE pgqueue.ring SET since = pgqueue.now()")  # not since the template was migrated
-
-    async def _also(self) -> None:
-        self.also += 1
 
     def later(self, interval: str) -> None:
         self.clock.set(self.eyes.one("SELECT pgqueue.now() + %s::interval", interval))
@@ -70,19 +65,18 @@ async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
 
 @pytest.mark.promise("F20")
 async def test_a_ring_turns_when_its_leaf_is_old_enough_and_not_before(bench: Bench) -> None:
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.bin() == 0
     bench.later("3 hours 59 minutes")  # 1 day / (8 - 2) = 4 hours
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.bin() == 0
     bench.later("2 minutes")
-    await bench.maintenance.round()
-    await bench.maintenance.round()
+    await bench.pruner.rings()
+    await bench.pruner.rings()
     assert (bench.bin(), bench.bin("dead"), bench.bin("attempt")) == (1, 0, 0)
     bench.later("1 day")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert (bench.bin(), bench.bin("dead"), bench.bin("attempt")) == (2, 1, 1)
-    assert bench.also == 5
 
 
 @pytest.mark.promise("F20")
@@ -90,18 +84,18 @@ async def test_a_ring_that_turned_in_a_time_to_come_turns_again(bench: Bench, mo
     """The server's clock was a year ahead when the rings turned. The naive version: history grows for a year."""
     now = bench.eyes.one("SELECT pgqueue.now()")
     bench.later("1 year")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert {bench.bin(kind) for kind in LEAVES} == {1}
     bench.clock.set(now)
     bench.finish()
-    await bench.maintenance.round()  # it may be right in a moment
+    await bench.pruner.rings()  # it may be right in a moment
     assert bench.eyes.one("SELECT count(*) FROM pgqueue.ring WHERE since > pgqueue.now()") == 5
     monkeypatch.setattr(pruner, "AHEAD_SECONDS", 0.0)
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.eyes.one("SELECT count(*) FROM pgqueue.ring WHERE since > pgqueue.now()") == 0
     assert {bench.bin(kind) for kind in LEAVES} == {1} and bench.history() == ["x"]
     bench.later("4 hours 1 minute")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.bin() == 2 and bench.history() == ["x"]
 
 
@@ -113,15 +107,15 @@ async def test_a_clock_that_was_behind_for_a_moment_changes_no_ring(
     now = bench.eyes.one("SELECT pgqueue.now()")
     for _ in range(2):
         bench.later("-1 day")
-        await bench.maintenance.round()
+        await bench.pruner.rings()
         bench.clock.set(now)
-        await bench.maintenance.round()
+        await bench.pruner.rings()
     assert bench.bin() == 0
     monkeypatch.setattr(pruner, "AHEAD_SECONDS", 0.0)
     bench.later("-1 day")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     bench.clock.set(now)
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.bin() == 1
 
 
@@ -142,7 +136,7 @@ async def test_nothing_younger_than_the_retention_is_lost_and_the_rest_goes_over
         bench.finish(str(steps))
         bench.later(step)
         steps += 1
-        await bench.maintenance.round()
+        await bench.pruner.rings()
         if bench.bin() != (turns[-1] if turns else 0):
             turns.append(bench.bin())
         kept = eyes.all(
@@ -158,18 +152,18 @@ async def test_nothing_younger_than_the_retention_is_lost_and_the_rest_goes_over
 @pytest.mark.promise("F20")
 async def test_a_clock_that_goes_back_and_a_changed_retention_only_move_the_next_turn(bench: Bench, eyes: Eyes) -> None:
     bench.later("5 hours")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.bin() == 1
     bench.finish()
     bench.later("-3 days")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     bench.later("3 days")
     eyes.do("UPDATE pgqueue.ring SET retention = '60 days' WHERE kind = 'done'")
     bench.later("5 hours")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.bin() == 1
     eyes.do("UPDATE pgqueue.ring SET retention = '1 hour' WHERE kind = 'done'")
-    await bench.maintenance.round()
+    await bench.pruner.rings()
     assert bench.bin() == 2
     assert bench.history() == ["x"]
 
@@ -183,12 +177,15 @@ async def test_an_open_reader_puts_off_that_turn_only_and_breaks_no_connection(
     bench.later("5 hours")
     await bench.session.run()
     generation = bench.session.generation
-    assert await bench.maintenance.round() == READ_SECONDS
+    assert await bench.pruner.rings() == READ_SECONDS
     assert bench.bin() == 0
-    assert bench.session.generation == generation  # the fetcher's own: a new one forgets every cursor
+    assert bench.session.generation == generation  # other housekeeping has it, too
+    advance = bench.session.link.statement("pruner_advance", kind="dead", forced=True)
+    assert await bench.session.run(advance) == [[(None,)]]
     conn.rollback()
-    assert await bench.maintenance.round() > READ_SECONDS
+    assert await bench.pruner.rings() is None
     assert bench.bin() == 1
+    assert await bench.session.run(advance) == [[(True,)]]
 
 
 @pytest.mark.second
@@ -213,11 +210,11 @@ async def test_completions_never_wait_for_a_ring_that_turns_beside_a_reader(
 
     completing = asyncio.ensure_future(complete())
     for _ in range(20):
-        await bench.maintenance.round()
+        await bench.pruner.rings()
     assert bench.bin() == 0
     conn.rollback()
     for _ in range(12):
-        await bench.maintenance.round()
+        await bench.pruner.rings()
         bench.later("5 hours")
     stop.set()
     await completing
@@ -246,7 +243,7 @@ async def test_a_turn_that_fails_changes_nothing(bench: Bench, eyes: Eyes) -> No
     for _ in range(8):
         bench.finish()
         bench.later("5 hours")
-        await bench.maintenance.round()
+        await bench.pruner.rings()
     before, place = bench.history(), bench.bin()
     eyes.do(
         "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS "
@@ -255,106 +252,19 @@ async def test_a_turn_that_fails_changes_nothing(bench: Bench, eyes: Eyes) -> No
     )
     bench.later("5 hours")
     with pytest.raises(psycopg.errors.DiskFull):
-        await bench.maintenance.round()
+        await bench.pruner.rings()
     assert (bench.history(), bench.bin()) == (before, place)
-
-
-@pytest.mark.promise("F20")
-async def test_a_ring_turns_whatever_the_duties_beside_it_meet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trigger of the application may refuse one job of theirs each time."""
-
-    async def refused() -> None:
-        raise psycopg.errors.RaiseException("refused")
-
-    monkeypatch.setattr(bench.maintenance, "_also", refused)
-    bench.later("5 hours")
-    with pytest.raises(psycopg.errors.RaiseException):
-        await bench.maintenance.round()
-    assert bench.bin() == 1
-
-
-@pytest.mark.promise("F20")
-@pytest.mark.parametrize("first", ["rescue.strays", "cancellation.settle", "progress.sweep"])
-async def test_a_duty_that_is_refused_holds_up_no_other(first: str, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-
-    async def refused() -> None:
-        raise psycopg.errors.CheckViolation("refused")
-
-    async def look() -> None:
-        done.append("unknown tasks")
-
-    async with work(dsn, nothing) as worker:
-        services, (duty, name) = worker.services, first.split(".")
-        monkeypatch.setattr(getattr(services, duty), name, refused)
-        monkeypatch.setattr(services.unknown_tasks, "look", look)
-        with pytest.raises(psycopg.errors.CheckViolation):
-            await services._prune_more()
-    assert "unknown tasks" in done  # the own round of the worker may have made it as well
-
-
-async def test_who_does_not_lead_does_nothing(bench: Bench) -> None:
-    bench.leads = False
-    bench.later("5 hours")
-    await bench.maintenance.round()
-    assert (bench.bin(), bench.also) == (0, 0)
-
-
-@pytest.mark.promise("F20")
-async def test_a_turn_blocked_by_a_reader_answers_null_and_makes_the_fetcher_forget_nothing(
-    bench: Bench, eyes: Eyes, dsn: str, conn: psycopg.Connection
-) -> None:
-    """The duties share the fetcher's connection: a new one would send every cursor to zero, over all dead rows."""
-    taker = Taker(dsn)
-    eyes.do("INSERT INTO pgqueue.job (task) SELECT 'x' FROM generate_series(1, 3)")
-    assert len(await taker.fetch()) == 3
-    conn.execute("SELECT count(*) FROM pgqueue.job")
-    bench.later("5 hours")
-    advance = taker.link.statement("pruner_advance", kind="done", forced=False)
-    assert await taker.session.run(advance) == [[(None,)]]
-    maintenance = Pruner(taker.session, leads=lambda: True, also=bench._also)
-    assert await maintenance.round() == READ_SECONDS
-    assert (taker.session.generation, bench.bin()) == (1, 0)
-    assert await taker.fetch() == []
-    assert set(taker.fetcher.watermark.starts([("default", 11, False)], 0.0)) == {3}
-    conn.rollback()
-    assert await taker.session.run(advance) == [[(True,)]]
-    assert await taker.session.run(advance) == [[(False,)]]
-    await taker.close()
-
-
-async def test_who_does_not_lead_does_it_now_and_then_for_the_leaders_loop_may_hang(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pgqueue.worker.leader.pruner.OTHERS_SECONDS", 0.0)
-    bench.maintenance = Pruner(bench.session, leads=lambda: False, also=bench._also)
-    bench.later("5 hours")
-    await bench.maintenance.round()
-    assert (bench.bin(), bench.also) == (1, 1)
 
 
 async def test_who_has_waited_for_an_hour_is_forgotten(bench: Bench, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.job_waiter (job_id, created_at) VALUES (1, pgqueue.now())")
     bench.later("59 minutes")
-    await bench.maintenance.round()
+    await bench.pruner.forget("waiters")
     eyes.do("INSERT INTO pgqueue.job_waiter (job_id, created_at) VALUES (2, pgqueue.now())")
     assert eyes.all("SELECT job_id FROM pgqueue.job_waiter ORDER BY 1") == [(1,), (2,)]
     bench.later("2 minutes")
-    await bench.maintenance.round()
+    await bench.pruner.forget("waiters")
     assert eyes.all("SELECT job_id FROM pgqueue.job_waiter") == [(2,)]
-
-
-@pytest.mark.promise("F20")
-async def test_a_new_leader_turns_the_rings_first_and_tidies_up_soon_after(bench: Bench, eyes: Eyes) -> None:
-    eyes.do("INSERT INTO pgqueue.unique_key VALUES ('unique:left', 1, 'live', 0, NULL, now())")
-    before = bench.bin()
-    bench.later("4 hours 1 minute")
-    bench.maintenance.wake()
-    pause = await bench.maintenance.round()
-    assert bench.bin() != before and SECOND_SECONDS <= pause <= 2 * SECOND_SECONDS
-    assert eyes.one("SELECT count(*) FROM pgqueue.unique_key") == 1
-    assert await bench.maintenance.round() >= ROUND_SECONDS
-    assert eyes.one("SELECT count(*) FROM pgqueue.unique_key") == 0
 
 
 @pytest.mark.promise("F88")
@@ -368,7 +278,7 @@ async def test_operations_by_filter_are_kept_for_ninety_days(bench: Bench, eyes:
             open,
             days,
         )
-    await bench.maintenance._tidy()
+    await bench.pruner.forget("operations_ended")
     assert eyes.all("SELECT b.id FROM pgqueue.bulk b JOIN pgqueue.bulk_job j ON j.bulk_id = b.id ORDER BY 1") == [
         (1,),
         (2,),

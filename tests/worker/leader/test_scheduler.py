@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from duty_loops import looping
 from worker_states import worker_state
 from workers import Eyes, least, until, work
 
@@ -64,7 +65,13 @@ class Bench:
 @asynccontextmanager
 async def scheduling(dsn: str, leads: bool = True) -> AsyncIterator[Bench]:
     bench = Bench(dsn, leads)
-    running = asyncio.ensure_future(bench.scheduler.run())
+    running = looping(
+        bench.scheduler.round,
+        bench.session,
+        leads=lambda: bench.leads,
+        others=2 * scheduler.LOOK_SECONDS,
+        woken=bench.scheduler.woken,
+    )
     try:
         yield bench
     finally:

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from clocks import set_clock
+from duty_loops import looping
 from worker_states import worker_state
 from workers import Eyes, least, until, work
 
@@ -75,7 +76,7 @@ async def makers(dsn: str, number: int = 1) -> AsyncIterator[list[Bench]]:
 @asynccontextmanager
 async def running(dsn: str, leads: bool = True) -> AsyncIterator[Bench]:
     bench = Bench(dsn, leads)
-    runs = asyncio.ensure_future(bench.ticks.run())
+    runs = looping(bench.ticks.round, bench.session, others=None, woken=bench.ticks.woken)
     try:
         yield bench
     finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from duty_loops import looping
 from worker_states import worker_state
 from workers import Eyes, until, work
 
@@ -94,7 +95,7 @@ class Heard:
         self.here = True
         state = worker_state(self.session.link, worker_id)
         state.held = {1: None}  # type: ignore[dict-item]
-        self.service = Cancellation(self.session, state, interrupt=self._stop)
+        self.service = Cancellation(self.session, self.session, state, interrupt=self._stop)
 
     def _stop(self, job: int, outcome: Outcome) -> bool:
         if self.here:
@@ -136,7 +137,7 @@ async def test_a_job_not_at_hand_yet_is_looked_for_again_soon(heard: Heard, eyes
     job = running(eyes)
     pgqueue.cancel(eyes.conn, job)
     heard.here = False
-    looking = asyncio.create_task(heard.service.run())
+    looking = looping(heard.service.round, heard.session, others=None, woken=heard.service.woken)
     heard.service.wake()
     await until(lambda: heard.service._misses > 2)
     heard.here = True
