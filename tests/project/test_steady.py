@@ -18,7 +18,20 @@ import pytest
 TESTS = Path(__file__).parents[1]
 WAITS = {"until", "wait_until"}
 HANDLERS = {"begun", "event"}
-ACTS = set("signal send_signal insist killpg kill terminate restart stop quiet cancel acancel stack astack".split())
+ACTS = {
+    "signal",
+    "send_signal",
+    "insist",
+    "killpg",
+    "kill",
+    "terminate",
+    "restart",
+    "stop",
+    "quiet",
+    "cancel",
+    "acancel",
+}
+ACTS |= {"stack", "astack"}
 RUNNING = re.compile(
     r"job_running\b"  # the table
     r"|\bstate (?:=|IN) \(?[^)]*'running'|\bworker_id IS NOT NULL"  # the view
