@@ -18,10 +18,13 @@ from pgqueue.database.statements import Row, Statement, text
 log = logging.getLogger("pgqueue")
 
 
-def advancing(schema: str, *, whole: bool) -> Statement[None]:
-    """The statement that advances what lags. Each is logged. `whole`: unique keys are read, which costs one scan."""
+def advancing(schema: str, *, whole: bool) -> Statement[int]:
+    """The statement that advances what lags; answers how many. Each is logged.
 
-    def read(rows: list[Row]) -> None:
+    `whole`: unique keys are read, which costs one scan.
+    """
+
+    def read(rows: list[Row]) -> int:
         for sequence, given, highest, advanced_to in rows:
             log.warning(
                 "sequence %s had given %d, but there is %d in the tables (a restore, a switchover or a TRUNCATE?): it "
@@ -31,5 +34,6 @@ def advancing(schema: str, *, whole: bool) -> Statement[None]:
                 highest,
                 advanced_to,
             )
+        return len(rows)
 
     return Statement(text("sequences_advance", schema), {"whole": whole}, read)

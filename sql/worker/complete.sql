@@ -247,13 +247,6 @@ WHERE EXISTS (SELECT FROM pgqueue.job j
               WHERE a.job_id = mine.id AND a.worker_id = ANY (%(worker_ids)s::bigint[])
                 AND a.claim = mine.claim AND a.outcome NOT IN ('crashed', 'aborted', 'memory') OFFSET 0);
 
--- name: complete_resolve_doubles
--- A job could not go where it had to, because a row with its id stood there. Only while the job is still ours: the row of a job that
--- rescue gave back waits there by right.
-WITH doubled AS MATERIALIZED (
-    SELECT r.id FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim) CROSS JOIN LATERAL ({{my_running}}) AS r
-), {{resolve_doubles}};
-
 -- name: complete_release_keys
 -- Jobs with these keys have just been completed, in this transaction or before. So their keys are free, or expire a set
 -- time after their end. Only tidies up: an enqueue that wants the key judges for itself. Waits for no lock, and leaves

@@ -86,12 +86,3 @@ FROM put_aside;
 SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
        pg_current_snapshot()::text,
        ARRAY(SELECT name FROM pgqueue.queue WHERE paused_at IS NOT NULL), ARRAY(SELECT name FROM pgqueue.paused_task);
-
--- name: fetch_resolve_doubles
--- After a claim met an id that is running or blocked already.
-WITH doubled AS MATERIALIZED (
-    SELECT a.id
-    FROM (SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_blocked) AS other
-    JOIN pgqueue.job_available a ON a.id = other.id
-    LIMIT 1000
-), {{resolve_doubles}};

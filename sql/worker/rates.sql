@@ -175,9 +175,3 @@ WHERE coalesce(l.ahead <= r.depth - %(seconds)s::float8 OR l.ahead > r.depth + r
 -- Tell all workers that jobs wait for these keys which this worker cannot take: a JSON array of them, up to 7,900 bytes.
 SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', 'rates ' || %(keys)s::text)::text END
 WHERE %(notify)s::boolean;
-
--- name: rates_resolve_doubles
--- After a rate met an id that is running already.
-WITH doubled AS MATERIALIZED (
-    SELECT b.id FROM pgqueue.job_running r JOIN pgqueue.job_blocked b ON b.id = r.id LIMIT 1000
-), {{resolve_doubles}};

@@ -51,9 +51,3 @@ FROM clock;
 -- Whether a job is due, at or after the time from which the next walk starts.
 SELECT EXISTS (SELECT FROM pgqueue.job_scheduled
                WHERE run_at >= %(after)s::text::timestamptz AND run_at <= (SELECT pgqueue.now()));
-
--- name: scheduler_resolve_doubles
--- After a promotion met an id that is available already.
-WITH doubled AS MATERIALIZED (
-    SELECT s.id FROM pgqueue.job_scheduled s JOIN pgqueue.job_available a ON a.id = s.id LIMIT 1000
-), {{resolve_doubles}};

@@ -259,15 +259,6 @@ CROSS JOIN LATERAL (
 ) AS r
 ORDER BY priority, id;
 
--- name: unblock_resolve_doubles
--- After an unblocking met an id that is running or available already.
-WITH doubled AS MATERIALIZED (
-    SELECT b.id
-    FROM (SELECT id FROM pgqueue.job_running UNION ALL SELECT id FROM pgqueue.job_available) AS other
-    JOIN pgqueue.job_blocked b ON b.id = other.id
-    LIMIT 1000
-), {{resolve_doubles}};
-
 -- name: unblock_refuse_unfit
 -- After an unblocking, or a rate, met a value that does not fit: put aside the blocked jobs that no lane could take (rows restored, or
 -- inserted by hand). Rows of `job_blocked` are not checked where they enter.

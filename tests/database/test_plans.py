@@ -22,7 +22,7 @@ NAMES = [name for name in names() if _files()[home(name)].parent.name != "testin
 ELSE = {
     "locks_release", "workers_list",  # by hand: as many jobs as run
     "unblock_refuse_unfit",  # after a row that fits nowhere was restored
-    "unblock_resolve_doubles", "fetch_resolve_doubles", "complete_resolve_doubles", "rates_resolve_doubles",  # seldom
+    "doubles_resolve",  # seldom
     # In sessions that are not ours:
     "actions_cancel", "queries_find", "queries_find_after",
     "queries_find_ended", "queries_find_ended_after", "queries_find_scheduled", "queries_find_scheduled_after",
@@ -36,7 +36,6 @@ WHOLE = {
     "depth_others", "depth_read_live", "depth_read_history",  # with a LIMIT, or where the tables are small
     "source_waiting", "tasks_list",  # the refused rows, the jobs of each state, with a LIMIT
     "unblock_refuse_unfit",
-    "unblock_resolve_doubles", "fetch_resolve_doubles", "rates_resolve_doubles", "scheduler_resolve_doubles",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as are cancelled, as many as run
     "activity_mark",  # as many as run, once a second for all open pages of a dashboard
     "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -247,15 +248,8 @@ async def test_an_iteration_goes_on_at_its_cursor_under_its_new_id(dsn: str, eye
 
 # One statement -------------------------------------------------------------------------------------------------------
 
-STATEMENTS = ("fetch", "unblock", "scheduler", "rates", "complete")
-MEET = {
-    "fetch": ("running", "available"),
-    "unblock": ("running", "blocked"),
-    "scheduler": ("available", "scheduled"),
-    "rates": ("running", "blocked"),
-    "complete": ("running", "scheduled"),
-}
-"""For each statement, the row that keeps the id, and the row that meets it."""
+PAIRS = list(itertools.combinations(["running", "blocked", "available", "scheduled"], 2))
+"""The row that keeps the id, and the row that meets it."""
 EARLIER, LATER = "2020-01-01", "2021-01-01"
 
 
@@ -297,12 +291,19 @@ NOTED = (
 """What names the job beside its row."""
 
 
-def resolve(conn: Conn, by: str) -> list[tuple[int, str, int | None]]:
+def resolve(conn: Conn, low: int = 4, high: int = 6) -> list[tuple[int, str, int | None]]:
     """What the statement answers, sent as a worker sends it: id, task, new id."""
     conn.execute("SELECT pgqueue.advance_sequences(false)")
-    params = {"notify": True, "ids": [5], "claims": [3], "worker_id": 7}
-    found = conn.execute(text(f"{by}_resolve_doubles", "pgqueue").encode(), params).fetchall()
+    params = {"notify": True, "low": low, "high": high}
+    found = conn.execute(text("doubles_resolve", "pgqueue").encode(), params).fetchall()
     return [(id, task, new_id) for id, task, new_id, *_ in found]
+
+
+def met(conn: Conn) -> psycopg.Error:
+    """The error of a move to where a row with the id 5 is."""
+    with pytest.raises(psycopg.errors.UniqueViolation) as raised, conn.transaction():
+        row(conn, "running", LATER)
+    return raised.value
 
 
 def facts(conn: Conn, id: int) -> list[Any]:
@@ -319,9 +320,8 @@ def facts(conn: Conn, id: int) -> list[Any]:
 
 
 @pytest.mark.promise("F29")
-@pytest.mark.parametrize("by", STATEMENTS)
-def test_a_job_that_gets_a_new_id_keeps_all_else(conn: Conn, by: str) -> None:
-    stays, moves = MEET[by]
+@pytest.mark.parametrize(("stays", "moves"), PAIRS)
+def test_a_job_that_gets_a_new_id_keeps_all_else(conn: Conn, stays: str, moves: str) -> None:
     conn.execute("SELECT setval('pgqueue.job_id_seq', 1000)")
     row(conn, moves, LATER, **HOLDER)
     for each in NOTED:
@@ -329,7 +329,7 @@ def test_a_job_that_gets_a_new_id_keeps_all_else(conn: Conn, by: str) -> None:
     before = facts(conn, 5)
     row(conn, stays, EARLIER, **({"task": "other"} if stays != "running" else {}))
     [(pos,)] = conn.execute("SELECT coalesce(max(pos), 0) FROM pgqueue.job").fetchall()
-    assert resolve(conn, by) == [(5, f"{moves} {LATER}", 1001)]
+    assert resolve(conn) == [(5, f"{moves} {LATER}", 1001)]
     assert facts(conn, 1001) == before
     assert [len(each) for each in before[1:]] == [2, 1, 1]
     assert conn.execute("SELECT state, enqueued_at::date::text FROM pgqueue.job WHERE id = 5").fetchall() == [
@@ -337,18 +337,17 @@ def test_a_job_that_gets_a_new_id_keeps_all_else(conn: Conn, by: str) -> None:
     ]
     if moves == "available":
         assert conn.execute("SELECT pos > %s FROM pgqueue.job_available", [pos]).fetchall() == [(True,)]
-    assert resolve(conn, by) == []
+    assert resolve(conn) == []
 
 
 @pytest.mark.promise("F29")
-@pytest.mark.parametrize("by", STATEMENTS)
-def test_a_second_row_of_a_job_is_refused_and_the_first_keeps_what_names_it(conn: Conn, by: str) -> None:
-    stays, moves = MEET[by]
+@pytest.mark.parametrize(("stays", "moves"), PAIRS)
+def test_a_second_row_of_a_job_is_refused_and_the_first_keeps_what_names_it(conn: Conn, stays: str, moves: str) -> None:
     row(conn, stays, EARLIER)
     row(conn, moves, EARLIER, unique_key="u")
     for each in NOTED:
         conn.execute(each.encode(), {"since": EARLIER})
-    assert resolve(conn, by) == [(5, f"{moves} {EARLIER}", None)]
+    assert resolve(conn) == [(5, f"{moves} {EARLIER}", None)]
     assert conn.execute("SELECT id, state, reason FROM pgqueue.job ORDER BY reason").fetchall() == [
         (5, "failed", "refused"),
         (5, stays, None),
@@ -362,7 +361,7 @@ def test_of_many_rows_of_one_id_each_job_goes_on_once(conn: Conn) -> None:
     row(conn, "running", EARLIER)
     for state in ("blocked", "available", "scheduled"):
         row(conn, state, LATER if state != "available" else EARLIER)
-    found = resolve(conn, "fetch")
+    found = resolve(conn)
     assert sorted((task, new is None) for _, task, new in found) == [
         (f"available {EARLIER}", True),
         (f"blocked {LATER}", False),
@@ -386,10 +385,10 @@ def test_nothing_waits_for_a_locked_row_and_nothing_is_torn_from_its_job(dsn: st
         other.execute(f"SELECT FROM pgqueue.{locked_row} FOR UPDATE".encode())
         conn.execute("SET LOCAL lock_timeout = '5s'")
         before = facts(conn, 5)
-        assert resolve(conn, "fetch") == []
+        assert resolve(conn) == []
         assert facts(conn, 5) == before
         conn.commit()
-    [(_, _, new_id)] = resolve(conn, "fetch")
+    [(_, _, new_id)] = resolve(conn)
     assert new_id is not None and facts(conn, new_id) == before
 
 
@@ -420,7 +419,8 @@ def test_many_that_resolve_beside_many_that_cancel_wait_for_none_and_double_noth
         with psycopg.connect(dsn, options="-c lock_timeout=1s") as conn:
             for _ in range(20):
                 if n % 2:
-                    resolve(conn, chance.choice(["fetch", "unblock"]))
+                    low = chance.randint(1, many)
+                    resolve(conn, low, low + many // 2)
                 else:
                     ids = sorted(chance.sample(range(1, many + 1), 3))
                     with psycopg.connect(dsn) as by_hand:
@@ -430,10 +430,9 @@ def test_many_that_resolve_beside_many_that_cancel_wait_for_none_and_double_noth
 
     with ThreadPoolExecutor(4) as pool:
         cancelled = sum(pool.map(act, range(4)))
-    for by in ("fetch", "unblock"):
-        with psycopg.connect(dsn) as conn:
-            while resolve(conn, by):
-                conn.commit()
+    with psycopg.connect(dsn) as conn:
+        while resolve(conn, 1, many):
+            conn.commit()
     assert eyes.one("SELECT count(*) FROM pgqueue.job") == eyes.one("SELECT count(DISTINCT task) FROM pgqueue.job")
     assert eyes.one("SELECT count(*) FROM pgqueue.job") == 3 * many
     assert eyes.states().get("cancelled", 0) == cancelled and "failed" not in eyes.states()
@@ -447,17 +446,43 @@ def test_many_that_resolve_beside_many_that_cancel_wait_for_none_and_double_noth
 
 
 @pytest.mark.promise("F29")
-@pytest.mark.parametrize("by", STATEMENTS)
-def test_the_rights_of_a_worker_are_enough(conn: Conn, role: Role, by: str) -> None:
-    stays, moves = MEET[by]
+@pytest.mark.parametrize(("stays", "moves"), PAIRS)
+def test_the_rights_of_a_worker_are_enough(conn: Conn, role: Role, stays: str, moves: str) -> None:
     row(conn, stays, EARLIER)
     row(conn, moves, LATER, **HOLDER)
     for each in NOTED:
         conn.execute(each.encode(), {"since": LATER})
     conn.commit()
     with psycopg.connect(role("work")) as working:
-        [(_, _, new_id)] = resolve(working, by)
+        [(_, _, new_id)] = resolve(working)
     assert new_id is not None and len(facts(conn, new_id)[1]) == 2
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.parametrize("id", [5, -(2**63), 2**63 - 1])
+async def test_the_id_that_an_error_names_to_a_worker_is_resolved_with_those_near_it(
+    dsn: str, conn: Conn, role: Role, id: int
+) -> None:
+    """A sequence that lagged has given all of them again. One of another length of time away waits for its meeting."""
+    others = [id + n if id < 0 else id - n for n in (1, doubles.NEAR, doubles.NEAR + 1)] if id != 5 else [6, 1005, 1006]
+    for each in (id, *others):
+        row(conn, "running", EARLIER, id=each)
+        row(conn, "scheduled", LATER, id=each)
+    conn.commit()
+    working = role("work")
+    session = Session(Link(working, "pgqueue"), "fetch")
+    move = "INSERT INTO pgqueue.job_running (state, id, task, worker_id, claim, started_at) "
+    again = Statement(move + "SELECT 'running', %(id)s, 't', 7, 3, now()", {"id": id}, list)
+    try:
+        with pytest.raises(psycopg.errors.UniqueViolation) as raised:
+            await session.run(again)
+        assert await doubles.resolve(session, raised.value, notify=False)
+        assert not await doubles.resolve(session, raised.value, notify=False)
+    finally:
+        await session.close()
+    assert conn.execute("SELECT id FROM pgqueue.job_scheduled WHERE id = ANY (%s)", [[id, *others]]).fetchall() == [
+        (others[-1],)
+    ]
 
 
 @pytest.mark.promise("F29")
@@ -471,7 +496,7 @@ async def test_sequences_that_are_set_back_again_meanwhile_end_no_service(
     for id in (5, 26):
         conn.execute("INSERT INTO pgqueue.job_cursor VALUES (%s, 1, '1', now(), %s)", [id, LATER])
     conn.commit()
-    set_back = Statement("SELECT setval('pgqueue.job_id_seq', 26, false)", {}, lambda rows: None)
+    set_back = Statement("SELECT setval('pgqueue.job_id_seq', 26, false)", {}, lambda rows: 0)
     left = [set_back] * times
     advance = sequences.advancing
     monkeypatch.setattr(
@@ -479,12 +504,12 @@ async def test_sequences_that_are_set_back_again_meanwhile_end_no_service(
     )
     session = Session(Link(dsn, "pgqueue"), "fetch")
     try:
-        found = await doubles.resolve(session, session.link.statement("fetch_resolve_doubles", notify=False))
+        found = await doubles.resolve(session, met(conn), notify=False)
     finally:
         await session.close()
     assert not left
-    assert found == (1 if times < doubles.TRIES else 0)
+    assert found is (times < doubles.TRIES)
     ids = [id for (id,) in conn.execute("SELECT id FROM pgqueue.job_available").fetchall()]
-    assert (ids == [5]) is (found == 0), ids
+    assert (ids != [5]) is found, ids
     cursors = {id for (id,) in conn.execute("SELECT job_id FROM pgqueue.job_cursor").fetchall()}
     assert cursors == {26, *ids}, "the cursor went with its job"

@@ -275,8 +275,7 @@ class Completer:
             self._warn_of_trigger(job, error)
             return None
         if isinstance(error, psycopg.errors.UniqueViolation):  # of a successor's id: its sequence lags, and is advanced
-            notify = self._state.settings.notify
-            await resolve(self._session, self._about("complete_resolve_doubles", [job], notify=notify))
+            await resolve(self._session, error, notify=self._state.settings.notify)
         if may_be_about_row(error) and (instead := await self._instead(job, outcome, error)) is not None:
             return instead
         if is_loss(error):
@@ -369,9 +368,7 @@ class Completer:
             self._tidies = False
             log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
         elif isinstance(error, psycopg.errors.UniqueViolation):
-            notify = self._state.settings.notify
-            doubles = self._about("complete_resolve_doubles", [job for job, _ in batch], notify=notify)
-            if not await resolve(self._session, doubles):
+            if not await resolve(self._session, error, notify=self._state.settings.notify):
                 await self._find_refused(batch, rest, error)
         elif may_be_about_row(error):
             await self._find_refused(batch, rest, error)

@@ -368,8 +368,7 @@ class RateLimiter:
                 self._forget(keys[0])
         except psycopg.Error as error:
             if is_double(error):
-                link, notify = self._session.link, self._state.settings.notify
-                await resolve(self._session, link.statement("rates_resolve_doubles", notify=notify))
+                await resolve(self._session, error, notify=self._state.settings.notify)
             elif refuses_move(error):
                 await self._narrow(keys, error)
             else:

@@ -138,8 +138,7 @@ class Sweep:
             blocked, [(keys, after)] = await self._session.run(block, look)
         except psycopg.Error as error:
             if is_double(error):
-                doubles = link.statement("fetch_resolve_doubles", notify=False)  # polls find them
-                if not await resolve(self._session, doubles):
+                if not await resolve(self._session, error, notify=False):  # polls find them
                     raise
                 blocked, [(keys, after)] = await self._session.run(block, look)
             elif refuses_move(error):

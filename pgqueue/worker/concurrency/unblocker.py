@@ -376,8 +376,7 @@ class Unblocker:
                 log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", *asked)
         except psycopg.Error as error:
             if is_double(error):
-                link, notify = self._session.link, self._state.settings.notify
-                if await resolve(self._session, link.statement("unblock_resolve_doubles", notify=notify)):
+                if await resolve(self._session, error, notify=self._state.settings.notify):
                     self._wanted = asked | self._wanted
             elif refuses_move(error):
                 await self._narrow(asked, move, error)

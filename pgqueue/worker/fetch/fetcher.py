@@ -262,7 +262,7 @@ class Fetcher:
             self._receiver.fetched()
         if isinstance(claimed, psycopg.Error):
             if is_double(claimed):
-                await self._resolve_doubles()
+                await resolve(self._session, claimed, notify=self._state.settings.notify)
                 return None
             self.kinds.unknown()
             self.keyed_claim.long_rows = False
@@ -392,11 +392,6 @@ class Fetcher:
         if self._generation:
             self._state.in_doubt()
         self._generation = self._session.generation
-
-    async def _resolve_doubles(self) -> None:
-        """Available jobs have the ids of others that run or are blocked."""
-        link, notify = self._session.link, self._state.settings.notify
-        await resolve(self._session, link.statement("fetch_resolve_doubles", notify=notify))
 
     def _asked(self, room: Room, kind: Kind, turn: int = 0) -> Asked:
         """The lanes to ask, most urgent first. Queues take turns within a rank; a poison job comes alone."""

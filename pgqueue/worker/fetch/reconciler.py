@@ -115,7 +115,7 @@ class Reconciler:
             )
         except psycopg.Error as error:
             if is_double(error):
-                if not await resolve(self._session, link.statement("complete_resolve_doubles", **ours_lost)):
+                if not await resolve(self._session, error, notify=notify):
                     said = "%s of a claim whose answer was lost cannot be handed back yet: %s"
                     log.error(said, plural(len(lost), "job", "jobs"), without_values(error))
                 return 0

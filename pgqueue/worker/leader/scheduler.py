@@ -146,7 +146,7 @@ class Scheduler:
                 )
             except psycopg.Error as error:
                 if is_double(error):
-                    if await self._resolve_doubles():
+                    if await resolve(self._session, error, notify=self._state.settings.notify):
                         continue
                 elif not refuses_move(error):
                     raise
@@ -170,11 +170,6 @@ class Scheduler:
         wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
         wanted = min([wanted, *(until - now for until, _ in self._passed.values())])
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
-
-    async def _resolve_doubles(self) -> bool:
-        """Due jobs have the ids of available ones. False: none has, or its row is locked."""
-        link, notify = self._session.link, self._state.settings.notify
-        return await resolve(self._session, link.statement("scheduler_resolve_doubles", notify=notify)) > 0
 
     async def _narrow(self, n: int, error: psycopg.Error, where: dict[str, str]) -> int:
         """A job was refused: move fewer at once. If one alone was, pass it over. Returns how many are passed now.

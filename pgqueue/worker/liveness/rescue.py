@@ -159,9 +159,7 @@ class Rescue:
 
     async def _resolve(self, worker_id: int, most: int, error: psycopg.Error) -> int:
         """Jobs to give back have the ids of jobs that wait. How many to move next; 0 if none was resolved."""
-        names = ("fetch_resolve_doubles", "unblock_resolve_doubles")
-        link, notify = self._session.link, self._notify
-        if await resolve(self._session, *[link.statement(name, notify=notify) for name in names]):
+        if await resolve(self._session, error, notify=self._notify):
             return most
         log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, without_values(error))
         return 0  # `strays` comes back to them
