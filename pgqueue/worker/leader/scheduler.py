@@ -8,8 +8,8 @@ A notification may be missing: LISTEN is off or does not work, the enqueuer send
 while this worker leads, it is asked whether a job is due. The question is sent beside the fetcher's own look, which
 comes every one to two polls (`statements`), and by itself if the fetcher sends nothing because it has no room.
 
-A trigger of the application, or a value of a row, may refuse one job, and with it the whole batch. Then fewer jobs are
-moved at once, until the first one alone is refused. It is passed over for a while, and the others go on.
+A trigger of the application, or a value of a row, may refuse one job, and with it the whole batch. `mover` says what
+is done then.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
-import psycopg
-
-from pgqueue.database.backoff import described
-from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
-from pgqueue.worker.doubles import is_double, resolve
+from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.mover import Mover
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -39,9 +36,9 @@ LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # Walks that start at zero (as the watermark's do) are at least ZERO_SECONDS apart, and ZERO_SHARE times as long as one
 # takes. But ZERO_MOST is the most: one slow answer must not put off the jobs that only these walks find.
 ZERO_SECONDS, ZERO_SHARE, ZERO_MOST = 5.0, 100, 300.0
-# A job that was refused is passed over for a while, longer the more there are: so the walks get beyond all of them.
-# After PASSED_MOST of them a walk rests, because each costs a connection. One line in SAID_SECONDS stands for all.
-PASSED_FIRST, PASSED_EACH, PASSED_MOST, SAID_SECONDS = 3.0, 0.2, 20, 10.0
+# A job that was refused is left alone for a while, longer the more there are: so the walks get beyond all of them. One
+# line of the log in SAID_SECONDS stands for all.
+LEFT_SECONDS, LEFT_EACH, SAID_SECONDS = 3.0, 0.2, 10.0
 EVER = "-infinity"
 
 
@@ -70,14 +67,9 @@ class Scheduler:
         self._asked_at = monotonic()
         self._zero_at = 0.0
         self._locked = LOCKED_FIRST
-        self._most = BATCH
-        """How many jobs are moved at once: fewer after one was refused."""
-        self._passed: dict[int, tuple[float, str]] = {}
-        """Jobs that were refused: until when each is passed over, and its task."""
-        self._again: dict[int, str] = {}
-        """Those whose time is over. They are tried one by one, and are the first to be suspected."""
-        self._said_at = 0.0
-        """When the next line about them may be logged."""
+        self._mover = Mover(session, notify=state.settings.notify)
+        notice = Notice("is due, and cannot be made available", seconds=SAID_SECONDS)
+        self._left = LeftAlone[int](notice, seconds=LEFT_SECONDS, each=LEFT_EACH)
 
     def wake(self) -> None:
         """A job was scheduled, or this worker leads now."""
@@ -123,7 +115,8 @@ class Scheduler:
         self._after = EVER
         link = self._session.link
         [(late, _, _)], [(ticks,)] = await self._session.run(
-            link.statement("scheduler_next", after=EVER, passed=self._passing()), link.statement("ticks_overdue")
+            link.statement("scheduler_next", after=EVER, passed=integers(self._left.rows())),
+            link.statement("ticks_overdue"),
         )
         if ticks:
             self._ticks_overdue()
@@ -135,77 +128,34 @@ class Scheduler:
         from_zero = self._after == EVER or monotonic() >= self._zero_at
         if from_zero:
             self._after = EVER
-        link, took, refused = self._session.link, 0.0, 0
-        while True:
-            where = {"after": self._after, "passed": self._passing()}
-            n = 1 if self._again else self._most
-            try:
-                [(moved, _)], [(late, due, after)] = await self._session.run(
-                    link.statement("scheduler_promote", **where, n=n, notify=self._state.settings.notify),
-                    link.statement("scheduler_next", **where),
-                )
-            except psycopg.Error as error:
-                if is_double(error):
-                    if await resolve(self._session, error, notify=self._state.settings.notify):
-                        continue
-                elif not refuses_move(error):
-                    raise
-                refused += await self._narrow(n, error, where)
-                if refused == PASSED_MOST:
-                    self._after = EVER
-                    return self._patience(True)
-                continue
-            self._most = min(BATCH, 8 * n)
-            self._again.clear()
+        took, late, after = 0.0, True, EVER
+        due: float | None = None
+        async for answers in self._mover.walk(BATCH, self._left, self._moves, self._first):
+            [(moved, _)], [(late, due, after)] = answers
             if moved:
                 self._promoted()
             took += self._session.took  # without the wait for our turn, or for a server that was away
-            if moved < n:
-                break
+        if self._mover.rested:
+            self._after = EVER
+            return self._patience(True)
         self._after = after
         now = monotonic()
         if from_zero:
             self._zero_at = now + max(ZERO_SECONDS, min(ZERO_SHARE * took, ZERO_MOST))
         # The job that woke us may have been committed too late for a walk that starts at `after`.
         wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
-        wanted = min([wanted, *(until - now for until, _ in self._passed.values())])
+        wanted = min(wanted, self._left.next() - now)
         return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
 
-    async def _narrow(self, n: int, error: psycopg.Error, where: dict[str, str]) -> int:
-        """A job was refused: move fewer at once. If one alone was, pass it over. Returns how many are passed now.
+    def _moves(self, n: int, passed: str) -> list[Statement[list[Row]]]:
+        link, where, notify = self._session.link, {"after": self._after, "passed": passed}, self._state.settings.notify
+        return [
+            link.statement("scheduler_promote", **where, n=n, notify=notify),
+            link.statement("scheduler_next", **where),
+        ]
 
-        A wrong suspicion costs one more try: then the job is asked for.
-        """
-        if n > 1:
-            self._most = max(1, n // 8)
-            return 0
-        if self._again:
-            suspect = next(iter(self._again))
-            self._pass(suspect, self._again.pop(suspect), error)
-            return 1
-        [first] = await self._session.run(self._session.link.statement("scheduler_first", **where))
-        if first:
-            id, task = first[0]
-            self._pass(id, task, error)
-        return 1
-
-    def _pass(self, id: int, task: str, error: psycopg.Error) -> None:
-        self._passed[id] = monotonic() + PASSED_FIRST + PASSED_EACH * len(self._passed), task
-        self._say(id, task, error)
-
-    def _say(self, id: int, task: str, error: psycopg.Error) -> None:
-        now = monotonic()
-        if now >= self._said_at:
-            self._said_at = now + SAID_SECONDS
-            message = "job %d (%s) is due, and cannot be made available: %s. It is tried again; so are others like it"
-            log.error(message, id, task, described(error))
-
-    def _passing(self) -> str:
-        """The ids of the jobs that are passed over now, as an array."""
-        now = monotonic()
-        for id in [id for id, (until, _) in self._passed.items() if until <= now]:
-            _, self._again[id] = self._passed.pop(id)
-        return integers(self._passed)
+    def _first(self, passed: str) -> Statement[list[Row]]:
+        return self._session.link.statement("scheduler_first", after=self._after, passed=passed)
 
     def _patience(self, late: bool) -> float:
         """Seconds until due jobs that were not moved are tried again: their row was locked, or they just became due."""

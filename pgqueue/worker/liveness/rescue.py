@@ -8,9 +8,9 @@ worker claimed while it was being declared dead. Every step may be repeated, and
    moved. From then on it can neither claim nor send heartbeats, and its completions find their rows gone.
 3. Its running jobs are moved, in batches. A notification lets fetchers start at position zero.
 
-If the server refuses to move a job, as because a trigger of the application raises, smaller batches find that job. It
-stays where it is, and every other job is moved. After `PASSED_MOST` such jobs of a worker, those behind them have to
-wait: the next rescue begins with them.
+If the server refuses to move a job, as because a trigger of the application raises, that job stays where it is, and
+every other one is moved (see mover). It is tried again with the next rescue. If a rescue of a worker has to rest after
+many such jobs, the next one begins behind these.
 
 If the rescuing worker dies between these steps, stray jobs are left, or an unmarked row that the next judge acts on.
 """
@@ -24,20 +24,17 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import described, of_data, transient, without_values
-from pgqueue.database.row_errors import refuses_move, refuses_row
+from pgqueue.database.backoff import of_data, transient, without_values
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
-from pgqueue.database.statements import integers
+from pgqueue.database.statements import Row, Statement
 from pgqueue.plain_text import plural
-from pgqueue.worker.doubles import is_double, resolve
+from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.mover import Mover
 
 log = logging.getLogger("pgqueue")
 
 BATCH = 1_000
-WIDER = 8
-"""After a batch was refused for a job, the next one is so much smaller; after one that was not, so much larger."""
-PASSED_MOST, SAID_SECONDS = 20, 60.0
-"""How many jobs of a worker are passed over in one rescue, and how often such a job is named."""
 # If an old snapshot is open, a look for stray jobs walks the dead rows of all jobs since, and claims wait for it. Then
 # once a minute is too often: looks take a quarter of a percent of the time, but come at least every SELDOM_SECONDS.
 STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
@@ -67,9 +64,9 @@ class Rescue:
         self._rescued = rescued
         self._acted = acted
         self._reports: dict[int, int] = {}
-        self._passed: dict[int, list[int]] = {}
-        """Of a worker: the jobs that the last rescue passed over before it stopped; the next one begins behind them."""
-        self._said_at = -inf
+        self._notice = Notice("cannot be given back")
+        self._left: dict[int, LeftAlone[int]] = {}
+        """Of a worker: the jobs that the last rescue left alone before it rested; the next one begins behind them."""
         self._strays_at = 0.0
 
     async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
@@ -135,57 +132,26 @@ class Rescue:
 
     async def _move(self, worker_id: int) -> int:
         """Give the jobs of this worker back, in batches. A job that the server refuses to move stays, and no other."""
-        moved, most, passed = 0, BATCH, self._passed.pop(worker_id, [])
-        link, notify = self._session.link, self._notify
-        while most:
-            now = {"n": most, "first": moved == 0, "passed": integers(passed)}
-            try:
-                move = link.statement("rescue_jobs", worker_id=worker_id, notify=notify, **now)
-                [[(count, _)]] = await self._session.run(move)
-            except psycopg.Error as error:
-                if is_double(error):
-                    most = await self._resolve(worker_id, most, error)
-                elif refuses_move(error):
-                    most = await self._narrow(worker_id, most, passed, error)
-                else:
-                    raise
-                continue
+        moved, link = 0, self._session.link
+        left = self._left.pop(worker_id, None) or LeftAlone[int](self._notice, seconds=inf)
+
+        def moves(n: int, passed: str) -> list[Statement[list[Row]]]:
+            which = {"worker_id": worker_id, "n": n, "first": moved == 0, "passed": passed}
+            return [link.statement("rescue_jobs", **which, notify=self._notify)]
+
+        def first(passed: str) -> Statement[list[Row]]:
+            return link.statement("rescue_first", worker_id=worker_id, passed=passed)
+
+        mover = Mover(
+            self._session,
+            notify=self._notify,
+            unfit=lambda: link.statement("rescue_refuse_unfit", worker_id=worker_id),
+        )
+        async for [[(count, _)]] in mover.walk(BATCH, left, moves, first):
             moved += int(count)
-            most = 0 if count < most else min(BATCH, WIDER * most)
+        if mover.rested:  # `strays` comes back to those behind them
+            self._left[worker_id] = left
         self.jobs += moved
         if moved:
             self._rescued()
         return moved
-
-    async def _resolve(self, worker_id: int, most: int, error: psycopg.Error) -> int:
-        """Jobs to give back have the ids of jobs that wait. How many to move next; 0 if none was resolved."""
-        if await resolve(self._session, error, notify=self._notify):
-            return most
-        log.error("worker %d: some of its jobs cannot be given back yet: %s", worker_id, without_values(error))
-        return 0  # `strays` comes back to them
-
-    async def _narrow(self, worker_id: int, most: int, passed: list[int], error: psycopg.Error) -> int:
-        """The server refuses to move `most` jobs. How many to move next: fewer; or many, if the job is found and passed
-        over; or 0, if it refuses many jobs. `strays` comes back to those behind them."""
-        link = self._session.link
-        [unfit] = await self._session.run(link.statement("rescue_refuse_unfit", worker_id=worker_id))
-        if unfit:
-            message = "jobs %s of worker %d fit into no lane: they are failed: refused (%s)"
-            log.error(message, [id for (id,) in unfit], worker_id, without_values(error))
-            return most
-        if most > 1:
-            return max(1, most // WIDER)
-        first = link.statement("rescue_first", worker_id=worker_id, passed=integers(passed))
-        [found] = await self._session.run(first)
-        if not found:
-            return 0
-        [(id, task)] = found
-        passed.append(id)
-        if monotonic() >= self._said_at + SAID_SECONDS:
-            self._said_at = monotonic()
-            said = "job %d (%s) of worker %d cannot be given back: %s. It is tried again; so are others like it"
-            log.error(said, id, task, worker_id, described(error))
-        if len(passed) % PASSED_MOST:
-            return BATCH
-        self._passed[worker_id] = passed
-        return 0
