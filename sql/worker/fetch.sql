@@ -71,8 +71,8 @@ WITH taken AS (
     FROM taken
 ), noted AS (
     INSERT INTO pgqueue.attempt (
-        job_id, enqueued_at, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message)
-    SELECT id, enqueued_at, least(attempt + 1, 32767), %(worker_id)s::bigint, pgqueue.now(), pgqueue.now(),
+        job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, error_type, message)
+    SELECT id, enqueued_at, least(attempt + 1, 32767), %(worker_id)s::bigint, 0, pgqueue.now(), pgqueue.now(),
         (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), 'failed', %(error_type)s::text, %(message)s::text
     FROM refused
 ), {{put_aside}}

@@ -2,14 +2,20 @@
 -- The poison job of two crashes or more, of these `tasks`, that has waited longest in these queues. Available jobs come
 -- first. Answers its id, and the rate it waits for, if it does.
 --
--- A job that waits for a rate counts only if the rate is declared and may start a job within `seconds`. Reads one index
--- entry per queue, and one for each poison job that waits for another rate; takes no lock.
+-- A job that waits for a rate counts only if the rate is declared and may start a job within `seconds`. Reads two index
+-- entries per queue, and one for each poison job that waits for another rate; takes no lock.
 SELECT waiting.id, waiting.key
 FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL (
     (SELECT a.id, a.pos, NULL AS key FROM pgqueue.job_available a
-     WHERE a.queue = queue.name AND a.rank = -1 AND (a.task IN ({{open_tasks}})) IS TRUE
-     ORDER BY a.pos LIMIT 1)
+     WHERE a.queue = queue.name AND a.rank = -1 AND coalesce(a.lock_key, a.limit_key, a.rate_key) IS NULL
+       AND (a.task IN ({{open_tasks}})) IS TRUE
+     ORDER BY a.pos NULLS FIRST LIMIT 1)
+    UNION ALL
+    (SELECT a.id, a.pos, NULL FROM pgqueue.job_available a
+     WHERE a.queue = queue.name AND a.rank = -1 AND coalesce(a.lock_key, a.limit_key, a.rate_key) IS NOT NULL
+       AND (a.task IN ({{open_tasks}})) IS TRUE
+     ORDER BY a.pos NULLS FIRST LIMIT 1)
     UNION ALL
     (SELECT b.id, NULL, b.key FROM pgqueue.job_blocked b
      CROSS JOIN LATERAL (SELECT substr(b.key, 6)) AS asked (key)
