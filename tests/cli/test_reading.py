@@ -102,7 +102,7 @@ def test_a_text_of_several_lines_keeps_its_lines(conn: Conn, dsn: str) -> None:
     conn.execute(
         "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
         "outcome, error_type, message) SELECT 7, (SELECT enqueued_at FROM pgqueue.job WHERE id = 7), 1, 1, 3, "
-        "now(), now(), 0, 'error', 'DataError', E'two lines:\n  here')"
+        "now(), now(), 0, 'error', 'DataError', E'two lines:\n  here'"
     )
     conn.commit()
     shown = pgqueue("jobs", "7", dsn=dsn).stdout
@@ -420,8 +420,9 @@ def test_jobs_of_a_worker_and_of_a_class_of_errors(conn: Conn, dsn: str) -> None
         )
         conn.execute(
             "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, "
-            "bin, outcome, error_type) VALUES (%s, pgqueue.now(), 1, 1, 10, now(), now(), 0, 'failed', %s)",
-            [id, error_type],
+            "bin, outcome, error_type) "
+            "SELECT id, enqueued_at, 1, 1, 10, now(), now(), 0, 'failed', %s FROM pgqueue.job WHERE id = %s",
+            [error_type, id],
         )
     conn.commit()
     for given, expected in {
@@ -503,7 +504,7 @@ def test_one_job_with_its_attempts(conn: Conn, dsn: str) -> None:
     conn.execute(
         "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
         "outcome, error_type, message, traceback) SELECT 7, (SELECT enqueued_at FROM pgqueue.job WHERE id = 7), "
-        "1, 1, 3, now(), now(), 0, 'error', 'OSError', 'no route', E'Trace\\n  line 1')"
+        "1, 1, 3, now(), now(), 0, 'error', 'OSError', 'no route', E'Trace\\n  line 1'"
     )
     conn.commit()
     shown = pgqueue("jobs", "7", dsn=dsn).stdout
