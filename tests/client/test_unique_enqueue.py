@@ -314,7 +314,9 @@ def test_who_waits_for_a_table_waits_as_long_as_he_has_said(dsn: str, eyes: Eyes
 
 
 def taken_back(conn: Conn, id: int) -> JobHandle[Any]:
-    [(taken,)] = conn.execute("SELECT id FROM pgqueue.take_back(ARRAY[%s])", [id]).fetchall()
+    since = "SELECT enqueued_at FROM pgqueue.job_available WHERE id = %(id)s"
+    back = f"SELECT id FROM pgqueue.take_back(ARRAY[%(id)s::bigint], ARRAY({since}))"  # noqa: S608
+    [(taken,)] = conn.execute(back, {"id": id}).fetchall()
     return JobHandle(taken)
 
 
