@@ -1,10 +1,6 @@
 -- The health of what the queue stands on, for `pgqueue doctor`. Every statement answers facts as JSON; Python says which of them are
 -- findings. What a role may not see of other sessions is NULL, or no row.
 
--- name: doctor_schema
--- The newest migration that was applied.
-SELECT max(version) FROM pgqueue.migration;
-
 -- name: doctor_sessions
 -- What keeps dead rows from being removed, for more than `seconds`: transactions of this database, and of walsenders, the oldest first;
 -- prepared transactions; replication slots that no client uses. Ages are in seconds. Of a query only the first words are answered, without

@@ -121,7 +121,7 @@ FROM done;
 -- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any
 -- more, the statement raises. Then that transaction cannot commit, whatever the client does. `ago` is in microseconds:
 -- where this is sent as text, it must have no fraction. The session is the handler's: what reads a table is a function
--- with settings of its own (see migration 19).
+-- with settings of its own.
 WITH ended AS MATERIALIZED (
     SELECT {{run}} FROM pgqueue.take_running({{my_fence}})
 ), done AS (

@@ -580,5 +580,5 @@ def test_an_outbox_that_is_missing_or_hidden_is_said(empty: psycopg.Connection, 
 def test_an_emptied_outbox_says_what_to_put_back(empty: psycopg.Connection) -> None:
     migrate(empty, "pgqueue", line=OUTBOX)
     empty.execute("TRUNCATE pgqueue.outbox_migration")
-    with pytest.raises(SchemaMissing, match=r"INSERT INTO pgqueue.outbox_migration .* \(1, 'outbox', false\)"):
+    with pytest.raises(SchemaMissing, match=r"INSERT INTO pgqueue.outbox_migration .* \(1, 'staging', false\)"):
         require(empty, "pgqueue", OUTBOX)
