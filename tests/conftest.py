@@ -9,7 +9,10 @@ They stand on the plugin that applications test with: its databases are made on 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
+from compileall import compile_dir
+from pathlib import Path
 
 import cases
 import handlers
@@ -19,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from servers import Server, embedded_server, shared_server
 from workers import Eyes
 
+import pgqueue
 from pgqueue import config
 from pgqueue.client import tasks
 from pgqueue.pytest_plugin import Databases
@@ -35,6 +39,25 @@ settings.load_profile("pgqueue")
 # that are to be interrupted among them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+HERE = Path(__file__).parent
+LEAN, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+"""Whether PYTHONDONTWRITEBYTECODE is set: then each of a thousand processes would compile all that it imports.
+
+The package and the helpers are compiled ahead, and the tests as they are collected. What a test writes and imports is
+not: a module that changes twice in a second would be taken for what it was.
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # one process for all
+        for directory in (Path(pgqueue.__file__).parent, HERE / "harness"):
+            compile_dir(directory, quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = LEAN
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks
