@@ -92,8 +92,9 @@ async def test_a_value_that_has_no_text_stops_no_claim(dsn: str, eyes: Eyes, kin
     mine, keys, values = KINDS[kind]
     bad = eyes.one(BAD.format(keys + "headers", mine.name, values + NO_TEXT))
     with psycopg.connect(dsn) as conn:
-        with pytest.raises(psycopg.errors.ProgramLimitExceeded), conn.transaction():
-            conn.execute("SELECT headers::text FROM pgqueue.job WHERE id = %s", [bad])
+        if kind == "plain":  # it takes seconds, and the value is the same for all
+            with pytest.raises(psycopg.errors.ProgramLimitExceeded), conn.transaction():
+                conn.execute("SELECT headers::text FROM pgqueue.job WHERE id = %s", [bad])
         good = [mine.enqueue(conn).id for _ in range(3)]
     async with work(dsn, mine) as worker:
         for id in good:
@@ -103,8 +104,9 @@ async def test_a_value_that_has_no_text_stops_no_claim(dsn: str, eyes: Eyes, kin
     [(state, reason, _, error_type, message)] = eyes.all(SAID, bad)
     assert (state, reason, error_type) == ("failed", "refused", "PayloadTooLarge")
     assert "headers have more than a thousand million bytes" in message
-    with psycopg.connect(dsn) as conn:  # and people see it
-        assert queries.get(conn, bad).headers == {"pgqueue": "not shown: more than 1000000000 bytes"}
+    if kind == "plain":
+        with psycopg.connect(dsn) as conn:  # and people see it
+            assert queries.get(conn, bad).headers == {"pgqueue": "not shown: more than 1000000000 bytes"}
 
 
 @pytest.mark.promise("F64")

@@ -38,6 +38,7 @@ async def run(key, job, seconds):
 KEYS = 8
 LONG, SHORT = 2.0, 0.004
 """Seconds a job runs: past the restart of the server; or so short that many jobs of a key come as a chain."""
+TRIALS, LATEST = 13, 0.1
 ENQUEUE = """
     INSERT INTO pgqueue.job (task, args, lock_key, limit_key)
     SELECT 'crash.lock', jsonb_build_object('key', key, 'seconds', seconds), key, NULL
@@ -95,11 +96,11 @@ def test_a_crash_of_the_server_lets_no_two_jobs_of_a_key_run_at_once(durability:
         with workers(tmp_path, dsn, TASKS) as made:
             made.ready(2, concurrency=40, poll=1.0)
             jobs = 0
-            for trial in range(25):
+            for trial in range(TRIALS):
                 before = len(events(made))
                 jobs += enqueue(dsn, trial)
                 wait_until(lambda before=before: len(events(made)) > before)  # type: ignore[misc]
-                time.sleep(trial * 0.004)  # so long after the start the server crashes
+                time.sleep(trial * LATEST / TRIALS)  # so long after the start the server crashes
                 server.restart("immediate")
                 with psycopg.connect(dsn, autocommit=True) as conn:
                     wait_until(lambda conn=conn: conn.execute(LEFT).fetchone() is None)  # type: ignore[misc]

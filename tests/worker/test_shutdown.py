@@ -184,6 +184,10 @@ def life(job: pgqueue.Job) -> None:
     if run == 2:
         raise pgqueue.Retry(0)
     if run == 3:
+        listed = "SELECT FROM pgqueue.worker WHERE %s = ANY (running)"
+        with pgqueue.connect() as conn:  # a crash counts for what the last heartbeat has listed
+            while not conn.execute(listed, [job.id]).fetchall():
+                time.sleep(0.01)
         os._exit(9)
     if run == 4:
         while True:
@@ -225,7 +229,7 @@ def test_attempts_snoozes_crashes_and_interruptions_are_counted_apart(
     """One job goes through all of it: it snoozes, fails, dies with its worker, is interrupted, and completes."""
     pgqueue.remote("life").enqueue(conn)
     conn.commit()
-    environment = {"RUNS": str(tmp_path / "runs"), "GRACE": "0.1"}
+    environment = {"RUNS": str(tmp_path / "runs"), "GRACE": "0.1", "PGQUEUE_DSN": dsn}
     with workers(tmp_path, dsn, SOURCE) as fleet:
         first = fleet.start(environment, lease=1.0, poll=0.05)
         assert first.wait() == 9
