@@ -41,6 +41,7 @@ from pgqueue.database.backoff import BACKOFF_MOST, described, jittered, persist,
 from pgqueue.database.grants import lacks
 from pgqueue.database.sessions import Session
 from pgqueue.database.triggers import trigger_of
+from pgqueue.plain_text import plain
 
 log = logging.getLogger("pgqueue")
 
@@ -124,7 +125,7 @@ class DutyLoop:
 
     async def _step(self) -> None:
         await self._wait()
-        began = monotonic()
+        began = self._at = monotonic()  # until it has gone well it is due, also if it was not, and its service asked
         self._others_at = began + jittered(self.duty.others or 0.0)
         try:
             seconds = await self._duties.done(self.duty)
@@ -132,7 +133,7 @@ class DutyLoop:
             if not isinstance(error, psycopg.errors.InsufficientPrivilege) or trigger_of(error) is not None:
                 self._failed(described(error))
                 raise
-            self._lacks(lacks(self._duties.role(), f"do this ({described(error)})", "work"))
+            await self._pause(lacks(self._duties.role(), f"do this ({described(error)})", "work"))
         else:
             now, self._refused = monotonic(), False
             self._at = now + (jittered(self.duty.every) if seconds is None else seconds)
@@ -154,19 +155,19 @@ class DutyLoop:
     def _due(self) -> float:
         return self._at if self._ours() else self._others_at
 
-    def _lacks(self, said: str) -> None:
-        """The role lacks a right. Say so, once, and try again later."""
+    async def _pause(self, said: str) -> None:
+        """The role lacks a right. Say so, once, and try again later, whatever the service is told meanwhile."""
         self._failed(said)
-        self._at = monotonic() + REFUSED_SECONDS
         if not self._refused:
             self._refused = True
             log.error("%s: %s", self.duty.name, said)
+        await asyncio.sleep(REFUSED_SECONDS)
 
     def _failed(self, said: str) -> None:
         now, since = monotonic(), self.report.failing_since
-        self.report = replace(
-            self.report, error=said[:ERROR_MOST], failed_at=now, failing_since=now if since is None else since
-        )
+        # What PostgreSQL can store as JSON: the heartbeat must not fail for it.
+        error = plain(said[:ERROR_MOST])
+        self.report = replace(self.report, error=error, failed_at=now, failing_since=now if since is None else since)
 
 
 class Duties:
@@ -187,13 +188,13 @@ class Duties:
             loop.led()
 
     def said(self) -> str | None:
-        """What the heartbeat tells, as JSON. A worker that does not lead tells only what fails. From any thread."""
+        """What the heartbeat tells, as JSON: of the leader all, of another worker what fails of the duties that each
+        worker has. From any thread."""
         now, leads = monotonic(), self.leads()
-        reports = [(loop.duty.name, loop.report) for loop in self.loops]
         told = [
-            report.said(name, now)
-            for name, report in reports
-            if report.failing_since is not None or (leads and report.ran_at is not None)
+            report.said(duty.name, now)
+            for duty, report in [(loop.duty, loop.report) for loop in self.loops]
+            if (report != Report() if leads else duty.others is None and report.failing_since is not None)
         ]
         return json.dumps(told) if told else None
 

@@ -127,7 +127,7 @@ class Services:
         state, link, settings = self.state, self.state.link, self.state.settings
         self.fetch_session = Session(link, "fetch", self.listed)
         self.complete_session = Session(link, "complete", partial(self.listed, 0.0))
-        self.housekeeping_session = Session(link, "housekeeping", self.listed)
+        self.housekeeping_session = Session(link, "housekeeping", partial(self.listed, 0.0))
         self.outcome_sql = OutcomeSql(
             settings.schema, settings.version_tag, settings.notify, holding=holding(state.tasks)
         )

@@ -272,7 +272,18 @@ def growth(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) ->
     noted(eyes, [7] * 30, state="blocked")
 
 
+def a_duty_that_fails(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    """For longer than a minute: a lock for seconds is no finding."""
+    served(dsn, eyes, stack)
+    eyes.do(
+        "UPDATE pgqueue.worker SET duties = %s::jsonb",
+        '[["rings", 5, 0.1], ["record", 200, 0.1, "permission denied for table audit", 5, 180],'
+        ' ["depth", 9, 0.1, "no", 8, 50], ["history", 9, 0.1, "no", 500, null]]',
+    )
+
+
 CAUSES: dict[str, tuple[Provoke, str, str]] = {
+    "a duty that fails": (a_duty_that_fails, "duty", "record fails each time: permission denied for table audit"),
     "a snapshot": (a_snapshot, "snapshot", "report"),
     "a slot": (a_slot, "slot", "doctor_slot"),
     "dead rows": (dead_rows, "vacuum", "limiter"),
@@ -676,6 +687,17 @@ def test_the_command_says_what_since_when_and_what_to_do(dsn: str, eyes: Eyes) -
     assert lines[3].startswith("CRITICAL unserved: 1 job waits in queue nobody") and "docs/operations.md#" in lines[4]
     assert lines[3].endswith("which no live worker serves (for 60s)") and "no worker lives at all" in lines[4]
     assert lines[5].startswith("WARNING schedule:") and lines[5].endswith("(for 60m)")
+
+
+@pytest.mark.promise("F184")
+def test_the_command_shows_how_the_duties_go(dsn: str, eyes: Eyes) -> None:
+    with ExitStack() as stack:
+        a_duty_that_fails(dsn, eyes, stack, pytest.MonkeyPatch())
+        lines = [line.split() for line in pgqueue("doctor", dsn=dsn).stdout.splitlines()]
+    assert ["DUTY", "LAST", "TOOK", "ERROR"] in lines
+    assert sorted(line[0] for line in lines if line[2:4] == ["ago", "100ms"]) == ["depth", "history", "record", "rings"]
+    [record] = [line for line in lines if line[:1] == ["record"]]
+    assert " ".join(record[5:]) == "ago: permission denied for table audit"
 
 
 @pytest.mark.promise("F83")

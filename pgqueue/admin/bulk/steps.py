@@ -125,6 +125,11 @@ class Steps:
         """The job that steps of one job are about, since the server has refused one."""
         self._left_out: str | None = None
 
+    @property
+    def of_one(self) -> bool:
+        """Whether the next step is about the one job that the server has refused."""
+        return self._only is not None
+
     def step(self) -> Statement[list[Row]]:
         """The next step."""
         params: dict[str, object] = {

@@ -65,9 +65,11 @@ class Bulks:
         return 0.0 if left <= -OVERDUE_SECONDS else None
 
     async def _work(self, claim: Claim) -> None:
-        """Make steps until the operation is over, its pace says to wait, or others have their turn."""
+        """Make steps until the operation is over, its pace says to wait, or others have their turn. One step at least
+        goes well: a turn that only finds out which job is refused would begin with that each time."""
         steps, until = Steps(claim, self._link.schema, self._state.settings.notify), monotonic() + TURN_SECONDS
-        while steps.open and steps.pause <= 0.0 and monotonic() < until:
+        went_well = False
+        while steps.open and steps.pause <= 0.0 and (monotonic() < until or not went_well):
             try:
                 rows = await self._ask(steps.step())
             except Exception as error:
@@ -76,6 +78,7 @@ class Bulks:
                 continue
             if (job := steps.stepped(rows)) is not None and steps.error is not None:
                 log.warning("operation %d: job %d was left out: %s", claim.id, job, described(steps.error))
+            went_well = went_well or not steps.of_one
 
     async def _ask(self, statement: Any) -> Any:
         [answer] = await self._session.run(statement)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 
-import psycopg
 import pytest
-from psycopg import sql
-from roles import create_role, drop_role
 from workers import Eyes, until, work
 
 from pgqueue.admin.limits import KEYS_MOST
 from pgqueue.client.tasks import task
-from pgqueue.database import grants
 from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.concurrency import declared_limits
 from pgqueue.worker.concurrency.declared_limits import AGAIN_SECONDS, PATIENCE_SECONDS, UndeclaredLimits
@@ -99,23 +95,6 @@ async def test_of_very_many_keys_each_look_goes_on_where_the_last_one_stopped(
         await warner.look()
         time.now += PATIENCE_SECONDS
     assert ["rate b" in line for line in said(caplog)] == [True]
-
-
-async def test_a_role_that_was_granted_before_there_were_limits_goes_on(
-    dsn: str, eyes: Eyes, time: Time, caplog: pytest.LogCaptureFixture
-) -> None:
-    role = create_role(dsn)
-    with psycopg.connect(dsn) as conn:
-        grants.grant(conn, role, "work", "pgqueue")
-        conn.execute(sql.SQL("REVOKE ALL ON pgqueue.key_limit, pgqueue.key_rate FROM {}").format(sql.Identifier(role)))
-    session = Session(Link(psycopg.conninfo.make_conninfo(dsn, user=role, password="secret"), "pgqueue"), "fetch")
-    try:
-        await UndeclaredLimits(session).look()
-    finally:
-        await session.close()
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            drop_role(conn, role)
-    assert "needs its rights again, `pgqueue grants`" in said(caplog)[0]
 
 
 async def test_a_worker_says_it(

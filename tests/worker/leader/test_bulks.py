@@ -120,9 +120,12 @@ async def test_a_worker_leaves_an_operation_to_the_process_that_has_it_and_takes
 
 
 @pytest.mark.promise("F86")
+@pytest.mark.parametrize("turn", [1.0, 0.0])
 async def test_what_the_server_refuses_is_left_out_and_named(
-    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+    turn: float, dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the tries take longer than a turn: the next turn would begin with all of them again."""
+    monkeypatch.setattr(bulks, "TURN_SECONDS", turn)
     eyes.do(FAILED, 30)
     bad = eyes.one("SELECT min(id) + 7 FROM pgqueue.job")
     eyes.do(f"ALTER TABLE pgqueue.job_available ADD CONSTRAINT no CHECK (id <> {bad})")
