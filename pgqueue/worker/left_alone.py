@@ -50,6 +50,7 @@ class LeftAlone(Generic[Row]):
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """The server refuses this row by itself: it is left alone for so long, and named."""
+        self.over()
         usual = self._seconds + self._each * len(self._until)
         self._until[row] = monotonic() + (usual if seconds is None else seconds)
         self._notice.say(name, error, extra)

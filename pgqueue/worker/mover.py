@@ -49,16 +49,25 @@ REFUSED_MOST = 20
 
 
 class Mover:
-    """Moves rows over the given session. `unfit` fails the rows that fit nowhere, and answers their ids."""
+    """Moves rows over the given session. `unfit` fails the rows that fit nowhere, and answers their ids.
+
+    `locks`: a lock that could not be had in time is like a refusal, and what is refused by itself may be a key.
+    """
 
     def __init__(
-        self, session: Session, *, notify: bool, unfit: Callable[[], Statement[list[Row]]] | None = None
+        self,
+        session: Session,
+        *,
+        notify: bool,
+        unfit: Callable[[], Statement[list[Row]]] | None = None,
+        locks: bool = False,
     ) -> None:
         self.rested = False
         """Whether the last walk has ended because so many rows were refused."""
         self._session = session
         self._notify = notify
         self._unfit = unfit
+        self._locks = locks
 
     async def walk(
         self,
@@ -104,7 +113,7 @@ class Mover:
         self,
         error: psycopg.Error,
         rows: Sequence[T],
-        move: Callable[[Sequence[T]], Awaitable[None]],
+        move: Callable[[Sequence[T]], Awaitable[object]],
         refused: Callable[[T, psycopg.Error], Awaitable[None]],
         *,
         most: float = inf,
@@ -139,9 +148,10 @@ class Mover:
         """Whether the same rows may be moved now. Raises the error if it is about no row."""
         if is_double(error):
             return await resolve(self._session, error, notify=self._notify)
-        if not refuses_move(error):
+        late = self._locks and isinstance(error, psycopg.errors.LockNotAvailable)
+        if not (late or refuses_move(error)):
             raise error
-        if self._unfit is None:
+        if late or self._unfit is None:
             return False
         try:
             [failed] = await self._session.run(self._unfit())

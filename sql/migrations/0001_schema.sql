@@ -1419,7 +1419,7 @@ CREATE TABLE pgqueue.worker (
     free        integer[]   NOT NULL DEFAULT '{}',
     -- What its duties have come to: [name, seconds since the last run, seconds that it took, the last error, seconds
     -- since that, seconds for which each run has failed]. All duties of a worker that leads; of another one those that
-    -- fail. NULL: nothing to tell.
+    -- fail, of what each worker does for itself. NULL: nothing to tell.
     duties      jsonb
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.worker IS 'Worker processes, their sign of life and what they run.';

@@ -216,6 +216,9 @@ def test_a_row_is_left_alone_for_its_time_and_longer_beside_others(monkeypatch: 
     assert set(left.rows()) == {"a", "b"}
     now[0] = 104.0
     assert left.over() and not left.over() and set(left.rows()) == {"b"}
+    now[0] = 105.0
+    left.leave("e", "e", ValueError("no"))
+    assert left.until("b") == -inf, "it is forgotten, although nothing was asked"
 
 
 def test_one_line_in_so_many_seconds_stands_for_all(

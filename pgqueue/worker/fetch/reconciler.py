@@ -19,28 +19,26 @@ Why a lost row is found soon, not within the minute:
    and seen, or never will be.
 2. A row may be of a claim that is not settled: an older claim, of another service, waits for its answer over a dead
    connection. Or a row is locked. While there are rows of these kinds, the worker compares again after a second.
-3. If the server refuses to move a row, as because a trigger of the application raises, fewer are handed back at once.
-   The row that is alone then stays, and every other row is handed back. After `REFUSED_MOST` such rows parts are not
-   divided any more: a part with another such row stays. The next comparison divides them in another order.
+3. If the server refuses to move a row, as because a trigger of the application raises, that row stays, and every other
+   one is handed back (see mover). After many such rows, a part with another one stays as a whole. The next comparison
+   divides them in another order.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from math import inf
+from collections.abc import Callable, Sequence
 from random import shuffle
-from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import described, jittered, without_values
-from pgqueue.database.row_errors import refuses_move
+from pgqueue.database.backoff import jittered
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.jobs.job import Job
 from pgqueue.plain_text import plural
-from pgqueue.worker.doubles import is_double, resolve
+from pgqueue.worker.left_alone import Notice
+from pgqueue.worker.mover import REFUSED_MOST, Mover
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -50,8 +48,8 @@ EVERY_SECONDS = 60.0
 # quarter of a percent of the time at most, until it comes every `SELDOM_SECONDS`.
 DEAR_SHARE, SELDOM_SECONDS = 400, 300.0
 AGAIN_SECONDS = 1.0
-REFUSED_MOST, REFUSED_SECONDS, SAID_SECONDS = 20, 5.0, 60.0
-"""How many jobs may be refused by themselves in one comparison, when the next one comes, and how often one is named."""
+REFUSED_SECONDS = 5.0
+"""When the next comparison comes if the server has refused to move a row."""
 
 
 class Reconciler:
@@ -62,9 +60,14 @@ class Reconciler:
         self._state = state
         self._gone = gone
         self._took = 0.0
-        self._refusals = 0
-        """How many jobs the server has refused to move in this comparison, each by itself."""
-        self._said_at = -inf
+        self._mover = Mover(
+            session,
+            notify=state.settings.notify,
+            unfit=lambda: session.link.statement("rescue_refuse_unfit", worker_id=state.id),
+        )
+        self._notice = Notice("of a claim whose answer was lost cannot be handed back")
+        self._refused = False
+        """Whether the server has refused to move a row in this comparison."""
 
     async def round(self) -> float:
         """Reconcile after a doubt, and once a minute; answer the seconds until the next time. The doubt is taken back
@@ -75,14 +78,14 @@ class Reconciler:
             self._state.doubt.set()
             raise
         seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
-        again = REFUSED_SECONDS if self._refusals else AGAIN_SECONDS
+        again = REFUSED_SECONDS if self._refused else AGAIN_SECONDS
         return jittered(seldom if sure else again)
 
     async def reconcile(self) -> bool:
         """Hand back the jobs that are ours in the database and unknown here. False if some rows are left to decide
         on."""
         settled, link, worker_id = self._state.claims.settled, self._session.link, self._state.id
-        self._refusals = 0
+        self._refused, released = False, 0
         keyed = [(job, job.claim) for job in self._state.held.values() if job.lock_key or job.limit_key]
         [rows] = await self._session.run(link.statement("reconciler_held", worker_id=worker_id))
         self._took = self._session.took
@@ -94,50 +97,35 @@ class Reconciler:
         if not lost:
             return not unknown
         shuffle(lost)  # so that it is not behind the same refused rows that a row stays
-        released = await self._release(lost)
+
+        async def release(some: Sequence[tuple[int, int]]) -> None:
+            nonlocal released
+            released += await self._release(some)
+
+        try:
+            await release(lost)
+        except psycopg.Error as error:
+            await self._mover.divide(error, lost, release, self._refuse, most=REFUSED_MOST)
         if released:
             log.warning("the answer to a claim was lost: %s handed back", plural(released, "job is", "jobs are"))
         return released == len(unknown)
 
-    async def _release(self, lost: list[tuple[int, int]]) -> int:
-        """Hand these jobs back; return how many. If the server refuses to move one, that one stays, and no other."""
-        link, worker_id, notify = self._session.link, self._state.id, self._state.settings.notify
-        ours_lost = {
-            "ids": integers(job_id for job_id, _ in lost),
-            "claims": integers(claim for _, claim in lost),
-            "worker_id": worker_id,
-            "notify": notify,
-        }
-        try:
-            # Which keys they wait for is not known here, so no worker would ask for these.
-            [[(some, _)], _] = await self._session.run(
-                link.statement("complete_release", **ours_lost), link.statement("sweep_tell", notify=notify)
-            )
-        except psycopg.Error as error:
-            if is_double(error):
-                if not await resolve(self._session, error, notify=notify):
-                    said = "%s of a claim whose answer was lost cannot be handed back yet: %s"
-                    log.error(said, plural(len(lost), "job", "jobs"), without_values(error))
-                return 0
-            if not refuses_move(error):
-                raise
-            return await self._narrow(lost, error)
+    async def _release(self, lost: Sequence[tuple[int, int]]) -> int:
+        """Hand these jobs back, in one transaction; return how many."""
+        link, notify = self._session.link, self._state.settings.notify
+        release = link.statement(
+            "complete_release",
+            ids=integers(job_id for job_id, _ in lost),
+            claims=integers(claim for _, claim in lost),
+            worker_id=self._state.id,
+            notify=notify,
+        )
+        # Which keys they wait for is not known here, so no worker would ask for these.
+        [[(some, _)], _] = await self._session.run(release, link.statement("sweep_tell", notify=notify))
         # A job that was completed between the two statements has no row any more: not lost, only late.
         return len(lost) if some is None else len(some)
 
-    async def _narrow(self, lost: list[tuple[int, int]], error: psycopg.Error) -> int:
-        """The server refuses to move one of these jobs: put aside what fits nowhere, or hand back fewer at once."""
-        refuse = self._session.link.statement("rescue_refuse_unfit", worker_id=self._state.id)
-        [unfit] = await self._session.run(refuse)
-        if unfit:
-            log.error("jobs %s fit into no lane: they are failed: refused (%s)", unfit, without_values(error))
-            return 0
-        if len(lost) > 1 and self._refusals < REFUSED_MOST:
-            half = len(lost) // 2
-            return await self._release(lost[:half]) + await self._release(lost[half:])
-        self._refusals += 1
-        if monotonic() >= self._said_at + SAID_SECONDS:
-            self._said_at = monotonic()
-            said = "job %d of a claim whose answer was lost cannot be handed back: %s. It is tried again"
-            log.error(said, lost[0][0], described(error))
-        return 0
+    async def _refuse(self, lost: tuple[int, int], error: psycopg.Error) -> None:
+        """The server refuses to move this row: it stays until the next comparison."""
+        self._refused = True
+        self._notice.say(f"job {lost[0]}", error)
