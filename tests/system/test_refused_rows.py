@@ -253,7 +253,7 @@ async def test_a_key_whose_job_cannot_be_moved_is_named_once_a_minute(
     # The job was granted its key before there was a slot, and then refused by the claim, or it never got so far.
     [(state, number)] = eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'")
     assert number == "20" and state in ({"failed", "blocked"} if refuses == CHECK else {"available", "blocked"})
-    said = [*lines(caplog, "no job of it can be moved"), *lines(caplog, "job 20 (refused.locked)")]
+    said = [*lines(caplog, "has a job that cannot be moved"), *lines(caplog, "job 20 (refused.locked)")]
     assert 1 <= len(said) <= 2 and all(why in each for each in said)
 
 
@@ -317,7 +317,7 @@ async def test_a_rate_whose_job_cannot_be_moved_keeps_no_other_rate_waiting(
             await worker.services.rate_limiter.idle()
         assert worker.state.phase == "running"
         assert eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'") == [("blocked", "20")]
-        [said] = lines(caplog, "no job of it can be moved")
+        [said] = lines(caplog, "has a job that cannot be moved")
         assert why in said and "refused-fast:20" in said
 
 
@@ -341,7 +341,7 @@ async def test_a_running_job_that_cannot_be_given_back_keeps_no_other_running(
         await until(eyes.done(59))
         assert worker.state.phase == "running"
         assert eyes.all("SELECT state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed'") == [("running", "20")]
-        [said] = lines(caplog, "back: ")
+        [said] = lines(caplog, " back: ")
         assert ('"odd"' if refuses == CHECK else "no twenties here") in said
         eyes.do("DROP FUNCTION IF EXISTS public.refuses_odd CASCADE")
         eyes.do("ALTER TABLE pgqueue.job_available DROP CONSTRAINT IF EXISTS odd")

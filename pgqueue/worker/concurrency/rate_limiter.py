@@ -68,20 +68,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf
 from time import monotonic
 
 import msgspec
 import psycopg
 
-from pgqueue.database.backoff import described, persist, wait, without_values
-from pgqueue.database.row_errors import refuses_move
+from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers, texts
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE, check_key
-from pgqueue.worker.doubles import is_double, resolve
+from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.mover import Mover
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -149,7 +148,7 @@ worker with few slots."""
 KEPT_SECONDS = 1.0
 """How long the jobs of an answer are remembered. How quickly they start says how large the next answer may be."""
 REFUSED_SECONDS = 60.0
-"""How long a key is left alone if the server refuses to move its first jobs, and how often that is said."""
+"""How long a key is left alone if the server refuses to move its first jobs."""
 OVERDUE_SECONDS = 0.5
 FULL_SECONDS, HAND_ON_SECONDS = 0.1, 1.0
 """How long a key may wait for a slot here before other workers are notified, and how often at most they are."""
@@ -209,9 +208,14 @@ class RateLimiter:
         self._again: set[str] = set()
         """Of the keys asked for just now, those for which a job was blocked meanwhile: the answer may not know that
         job."""
-        self._refused: dict[str, float] = {}
-        """Keys of which no job can be moved, until when they are left alone."""
-        self._said_at = -inf
+        self._mover = Mover(
+            session,
+            notify=state.settings.notify,
+            unfit=lambda: session.link.statement("unblock_refuse_unfit"),
+            locks=True,
+        )
+        self._left = LeftAlone[str](Notice("has a job that cannot be moved"), seconds=REFUSED_SECONDS)
+        """Keys with a job that the server refuses to move, so that no other key waits for it."""
         self._swept: list[str] = []
         self._others: dict[str, None] = {}
         self._handed_on = 0.0
@@ -329,7 +333,7 @@ class RateLimiter:
         return waiters is not None and waiters.at == at and key not in self._due
 
     def _remember(self, key: str, waiters: RateWaiters) -> None:
-        waiters.at = max(waiters.at, self._refused.get(key, waiters.at))
+        waiters.at = max(waiters.at, self._left.until(key))
         self._waiters[key] = waiters
         self._due.pop(key, None)
         heappush(self._times, (waiters.at, key))
@@ -358,50 +362,18 @@ class RateLimiter:
     async def _ask(self, keys: list[str], openings: Openings) -> None:
         try:
             await self._try(keys, openings)
-        except psycopg.errors.LockNotAvailable:
-            if len(keys) > 1:
-                await self._by_halves(keys)
-            else:
-                log.warning(
-                    "rate %s: another transaction has held it for a second; the sweep comes back to it", keys[0]
-                )
-                self._forget(keys[0])
         except psycopg.Error as error:
-            if is_double(error):
-                await resolve(self._session, error, notify=self._state.settings.notify)
-            elif refuses_move(error):
-                await self._narrow(keys, error)
-            else:
-                raise
+            await self._mover.divide(error, keys, lambda some: self._try(some, self._openings()), self._refuse)
 
-    async def _narrow(self, keys: list[str], error: psycopg.Error) -> None:
-        """The server refuses to move a job of these keys: put aside jobs that fit nowhere, or find the key."""
-        [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
-        if unfit:
-            said = "jobs %s waited for a rate, and fit into no lane: they are failed: refused (%s)"
-            log.error(said, unfit, without_values(error))
-        elif len(keys) > 1:
-            await self._by_halves(keys)
+    async def _refuse(self, key: str, error: psycopg.Error) -> None:
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            log.warning("rate %s: another transaction has held it for a second; the sweep comes back to it", key)
+            self._forget(key)
         else:
-            self._leave_alone(keys[0], error)
+            self._left.leave(key, f"rate {key}", error)
+            self._remember(key, RateWaiters(monotonic()))
 
-    def _leave_alone(self, key: str, error: psycopg.Error) -> None:
-        """No job of this key can be moved. It is asked for again in a minute, so that no other key waits for it."""
-        now = monotonic()
-        self._refused = {each: until for each, until in self._refused.items() if until > now}
-        self._refused[key] = now + REFUSED_SECONDS
-        self._remember(key, RateWaiters(now))
-        if now >= self._said_at + REFUSED_SECONDS:
-            self._said_at = now
-            said = "rate %s: no job of it can be moved (%s); it is tried again in a minute, and so are others like it"
-            log.error(said, key, described(error))
-
-    async def _by_halves(self, keys: list[str]) -> None:
-        """One of these keys is the cause that none could be moved: the others are not to wait for it."""
-        for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-            await self._ask(half, self._openings())
-
-    async def _try(self, keys: list[str], openings: Openings) -> None:
+    async def _try(self, keys: Sequence[str], openings: Openings) -> None:
         claim = await self._state.claims.begin()
         link, worker_id = self._session.link, self._state.id
         queues, poison = openings.queues, integers(openings.poison)
@@ -484,7 +456,7 @@ class RateLimiter:
         self._before, self._came = jobs, now
 
     def _note(
-        self, keys: list[str], openings: Openings, charged: Mapping[str, Charged], outlooks: Mapping[str, Outlook]
+        self, keys: Sequence[str], openings: Openings, charged: Mapping[str, Charged], outlooks: Mapping[str, Outlook]
     ) -> None:
         """Forget each key without a job that we could take; ask for the others when they may move on."""
         now, full, took = monotonic(), openings.full, any(each.taken for each in charged.values())

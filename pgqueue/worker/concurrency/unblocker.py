@@ -55,14 +55,14 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import persist, wait, without_values
-from pgqueue.database.row_errors import refuses_move
+from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
 from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked, Wanted
 from pgqueue.worker.concurrency.waiter_cursors import HINT_SECONDS
-from pgqueue.worker.doubles import is_double, resolve
+from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.mover import Mover
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -75,7 +75,7 @@ other half is unblocked (docs/design has the figures)."""
 FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
 REFUSED_SECONDS = 60.0
-"""How long a key is left alone after the server has refused to move its job, and how seldom that is logged."""
+"""How long a key is left alone after the server has refused to move its job."""
 RESERVED_SECONDS = 0.1
 """How long slots are kept free for the jobs of an unblocking under way. One that hangs must not starve other jobs."""
 
@@ -129,9 +129,14 @@ class Unblocker:
         """Whether a job has come in behind another one."""
         self._cut_short: set[str] = set()
         """Limits that were asked for while a fetch under way had asked for slots."""
-        self._refused: dict[str, float] = {}
-        """Keys with a job that the server refuses to move; until when they are left alone."""
-        self._said_at = -inf
+        self._mover = Mover(
+            session,
+            notify=state.settings.notify,
+            unfit=lambda: session.link.statement("unblock_refuse_unfit"),
+            locks=True,
+        )
+        self._left = LeftAlone[str](Notice("has a job that cannot be moved"), seconds=REFUSED_SECONDS)
+        """Keys with a job that the server refuses to move: a sweep comes back to them, so no other key waits for it."""
         self._unsure: dict[str, tuple[float, float]] = {}
         """Keys of which no waiter was found, though reading began behind the first one; first when, and last."""
         self._timer: asyncio.TimerHandle | None = None
@@ -312,8 +317,8 @@ class Unblocker:
         return {key: self._wanted.pop(key) for key in some}
 
     async def _ask(self, some: Wanted, move: Move) -> None:
-        if self._refused:
-            some = self._not_refused(some)
+        if left := self._left.rows():
+            some = {key: wanted for key, wanted in some.items() if key not in left}
         self._asking = some
         self._since = monotonic()
         try:
@@ -369,50 +374,18 @@ class Unblocker:
     async def _unblock(self, asked: Wanted, move: Move) -> None:
         try:
             await self._try(asked, move)
-        except psycopg.errors.LockNotAvailable:
-            if len(asked) > 1:
-                await self._by_halves(asked, move)
-            else:
-                log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", *asked)
         except psycopg.Error as error:
-            if is_double(error):
-                if await resolve(self._session, error, notify=self._state.settings.notify):
-                    self._wanted = asked | self._wanted
-            elif refuses_move(error):
-                await self._narrow(asked, move, error)
-            else:
-                raise
 
-    async def _narrow(self, asked: Wanted, move: Move, error: psycopg.Error) -> None:
-        """The server refuses to move a job of these keys: put aside jobs that fit nowhere, or find the key."""
-        [unfit] = await self._session.run(self._session.link.statement("unblock_refuse_unfit"))
-        if unfit:
-            said = "jobs %s waited for a key, and fit into no lane: they are failed: refused (%s)"
-            log.error(said, unfit, without_values(error))
-        elif len(asked) > 1:
-            await self._by_halves(asked, move)
+            async def again(keys: Sequence[str]) -> None:
+                await self._try({key: asked[key] for key in keys}, move)
+
+            await self._mover.divide(error, list(asked), again, self._refuse)
+
+    async def _refuse(self, key: str, error: psycopg.Error) -> None:
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", key)
         else:
-            self._leave_alone(next(iter(asked)), error)
-
-    def _leave_alone(self, key: str, error: psycopg.Error) -> None:
-        """No job of this key can be moved. It is left to a sweep in a minute, so that no other key waits for it."""
-        now = monotonic()
-        self._refused = {each: until for each, until in self._refused.items() if until > now}
-        self._refused[key] = now + REFUSED_SECONDS
-        if now >= self._said_at + REFUSED_SECONDS:
-            self._said_at = now
-            said = "key %s: no job of it can be moved (%s); it is tried again in a minute, and so are others like it"
-            log.error(said, key, without_values(error))
-
-    def _not_refused(self, asked: Wanted) -> Wanted:
-        now = monotonic()
-        return {key: wanted for key, wanted in asked.items() if self._refused.get(key, now) <= now}
-
-    async def _by_halves(self, asked: Wanted, move: Move) -> None:
-        """One of these keys is the cause that none could be moved: the others are not to wait for it."""
-        keys = list(asked)
-        for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-            await self._unblock({key: asked[key] for key in half}, move)
+            self._left.leave(key, f"key {key}", error)
 
     async def _try(self, asked: Wanted, move: Move) -> None:
         claim = await self._state.claims.begin()
