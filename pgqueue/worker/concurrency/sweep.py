@@ -37,13 +37,14 @@ from time import monotonic
 
 import psycopg
 
-from pgqueue.database.backoff import jittered, without_values
+from pgqueue.database.backoff import jittered
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
 from pgqueue.jobs.keys import RATE
 from pgqueue.plain_text import plural
 from pgqueue.worker.doubles import is_double, resolve
+from pgqueue.worker.left_alone import Notice
 
 log = logging.getLogger("pgqueue")
 
@@ -55,8 +56,6 @@ LEADER_TIMES, OTHERS_TIMES = 3, 12
 AT_ONCE_SECONDS = 0.05
 """If all workers are to sweep at once, one of them does within this time."""
 KEYS_MOST = 1_000
-REFUSED_SECONDS = 60.0
-"""How seldom a refusal of the server is logged."""
 
 
 class Sweep:
@@ -79,7 +78,7 @@ class Sweep:
         self._look_every = math.inf if told else EVERY_SECONDS
         self._looked = monotonic()
         self._at_once = False
-        self._said_at = -math.inf
+        self._notice = Notice("cannot be blocked again, and keeps its key")
         self._keyed = False
         """Keys are in use, and this worker may have to go on sweeping."""
         self._last = -math.inf
@@ -142,7 +141,7 @@ class Sweep:
                     raise
                 blocked, [(keys, after)] = await self._session.run(block, look)
             elif refuses_move(error):
-                self._say_refused(error)
+                self._notice.say("a job that holds a key and cannot go on", error)
                 [[(keys, after)]] = await self._session.run(look)
             else:
                 raise
@@ -161,13 +160,6 @@ class Sweep:
             look = self._session.link.statement("sweep_keys", after=after, n=KEYS_MOST)
             [[(keys, after)]] = await self._session.run(look)
             self._name(keys)
-
-    def _say_refused(self, error: psycopg.Error) -> None:
-        """The server refuses to block jobs again that cannot go on. They keep their keys; no other key waits for it."""
-        if monotonic() >= self._said_at + REFUSED_SECONDS:
-            self._said_at = monotonic()
-            said = "jobs that hold a key, and cannot go on, cannot be blocked again: %s. They keep their keys"
-            log.error(said, without_values(error))
 
     def _name(self, keys: list[str]) -> None:
         if keys:

@@ -44,11 +44,10 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.row_errors import is_about_row
-from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Session
-from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.cron import parse, pending
+from pgqueue.worker.mover import Mover
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -121,6 +120,7 @@ class Ticks:
         """Number of jobs this worker has made from ticks."""
         self._session = session
         self._state = state
+        self._mover = Mover(session, notify=state.settings.notify)
         self._declared = json.dumps(declared, sort_keys=True) if declared else None
         self._declared_by: int | None = None
         self._leads = leads
@@ -249,14 +249,9 @@ class Ticks:
             try:
                 ours &= await self._send(batch)
             except psycopg.Error as error:
-                if not _of_one(error):
-                    raise
                 ours = False
-                if isinstance(error, psycopg.errors.UniqueViolation):  # of an id of a job: its sequence lags
-                    await self._session.run(advancing(self._session.link.schema, whole=False))
                 # A schedule written by hand may have options that no job can have: it must harm only itself.
-                for each in batch:
-                    await self._alone(each)
+                await self._mover.divide(error, batch, self._send, self._refuse)
         return ours
 
     async def _send(self, batch: Sequence[Move]) -> bool:
@@ -274,22 +269,18 @@ class Ticks:
                 self._schedules.pop(each.due.name, None)
         return len(done) == len(batch)
 
-    async def _alone(self, each: Move) -> None:
-        """Make the ticks of one schedule. If the server cannot store them, it makes none any more."""
-        try:
-            await self._send([each])
-        except psycopg.Error as error:
-            if not _of_one(error):
-                raise
-            about = is_about_row(error, self._session.link.schema)
-            if about is None:
-                about = await self._unreadable(each)
-            if not about:  # a trigger, or another table: it is tried again with the next round
-                log.error("the ticks of schedule %r cannot be made now: %s", each.due.name, _line(error))
-                return
-            said = each.said() | {"next": _written(each.due.next_at), "refused": _line(error)}
-            log.error("schedule %r makes no ticks: %s", each.due.name, said["refused"])
-            await self._session.run(self._session.link.statement("ticks_place", places=json.dumps([said])))
+    async def _refuse(self, each: Move, error: psycopg.Error) -> None:
+        """The ticks of this schedule are refused by themselves. If the server cannot store them, it makes none any
+        more."""
+        about = is_about_row(error, self._session.link.schema)
+        if about is None:
+            about = await self._unreadable(each)
+        if not about:  # a trigger, or another table: it is tried again with the next round
+            log.error("the ticks of schedule %r cannot be made now: %s", each.due.name, _line(error))
+            return
+        said = each.said() | {"next": _written(each.due.next_at), "refused": _line(error)}
+        log.error("schedule %r makes no ticks: %s", each.due.name, said["refused"])
+        await self._session.run(self._session.link.statement("ticks_place", places=json.dumps([said])))
 
     def _take_time(self, now: datetime) -> None:
         """Go on from this time of the database. If its clock was set, a look comes first, which judges that."""
@@ -390,11 +381,6 @@ def _written(at: datetime | None) -> str | None:
 
 def _next(at: datetime | None) -> str:
     return "infinity" if at is None else at.isoformat()
-
-
-def _of_one(error: psycopg.Error) -> bool:
-    """Whether one schedule alone may have met this error: its values, or a trigger of the application."""
-    return isinstance(error, psycopg.DataError | psycopg.IntegrityError) or trigger_of(error) is not None
 
 
 def _line(error: psycopg.Error) -> str:
