@@ -46,7 +46,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import described, emptied, is_loss, persist, transient, wait
+from pgqueue.database.backoff import emptied, is_loss, persist, transient, wait
 from pgqueue.database.row_errors import is_about_row, may_be_about_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
@@ -58,6 +58,7 @@ from pgqueue.worker.complete.job_logger import report
 from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
 from pgqueue.worker.complete.refusals import question
 from pgqueue.worker.doubles import resolve
+from pgqueue.worker.left_alone import Notice
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -131,8 +132,7 @@ class Completer:
         """Jobs that a trigger of the application would not let end: each is sent by itself."""
         self._tries = TRAPPED_MOST
         """How many of them may still fail before the others rest, too."""
-        self._trapped_at = 0.0
-        """When the next line about them may be logged."""
+        self._trap_notice = Notice("has run, but cannot end", seconds=TRAPPED_LOG_SECONDS)
         self._cannot_end_at = 0.0
         self._most = FLUSH_MOST
         self._unsure: set[int] = set()
@@ -474,11 +474,7 @@ class Completer:
         self._warn_of_trigger(job, error)
 
     def _warn_of_trigger(self, job: Job, error: BaseException) -> None:
-        if monotonic() < self._trapped_at:
-            return
-        self._trapped_at = monotonic() + TRAPPED_LOG_SECONDS
-        message = "job %d (%s) has run, but cannot end: %s. Its outcome is kept, and tried again; so are others like it"
-        log.error(message, job.id, job.task, described(error), extra=fields(job))
+        self._trap_notice.say(f"job {job.id} ({job.task})", error, fields(job))
 
     async def _look_up(self, left: list[Job], released: set[int]) -> tuple[set[int], set[int]]:
         """Look up jobs that were not ended; return the ids of those that are ours still, and of those we have ended.

@@ -261,8 +261,7 @@ class Fetcher:
             self.asking = ((), 0)
             self._receiver.fetched()
         if isinstance(claimed, psycopg.Error):
-            if is_double(claimed):
-                await resolve(self._session, claimed, notify=self._state.settings.notify)
+            if is_double(claimed) and await resolve(self._session, claimed, notify=self._state.settings.notify):
                 return None
             self.kinds.unknown()
             self.keyed_claim.long_rows = False
@@ -345,7 +344,7 @@ class Fetcher:
         try:
             claimed = await self._claim(kind, alone, 1, claim)
         except psycopg.Error as error:
-            if not refuses_move(error):
+            if not (refuses_move(error) or is_double(error)):
                 self._state.in_doubt()
                 raise
             return error

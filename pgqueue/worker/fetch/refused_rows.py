@@ -9,8 +9,8 @@ claims, and every other job is claimed as ever. If every job seems bad, it is no
 the error goes to the loop, which waits before it goes on.
 
 A row stays if it cannot be put aside either: the application may have a check on `job_dead`, too. It also stays if a
-trigger of the application has raised, for that says nothing of the row. This worker does not ask for it for a while. It
-names one such row in LEFT_SECONDS.
+trigger of the application has raised, or if another row has its id: neither says anything of the row. This worker
+leaves it alone for a while (left_alone.py).
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import inf
-from time import monotonic
 from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import described, without_values
+from pgqueue.database.backoff import without_values
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Lane
 from pgqueue.jobs.outcomes import MESSAGE_MOST
+from pgqueue.worker.doubles import is_double
 from pgqueue.worker.fetch.kinds import Kind
+from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.mover import REFUSED_MOST
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
-# After a claim was refused for a row, the next one asks for a part of its jobs. So many jobs may be put aside one after
-# the other, without a claim between them that took any.
+# After a claim was refused for a row, the next one asks for a part of its jobs. REFUSED_MOST jobs may be put aside one
+# after the other, without a claim between them that took any.
 NARROWER = 8
-REFUSED_MOST = 20
 LEFT_SECONDS = 60.0
-TRIGGER_SECONDS = 5.0
-"""How long a row is left alone if a trigger has raised: that may be over soon."""
+SOON_SECONDS = 5.0
+"""How long a row is left alone if what refuses it may be over soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,12 @@ class RefusedRows:
         self._state = state
         self._in_a_row = 0
         """How many jobs were put aside one after the other, without a claim that took any."""
-        self._left: dict[tuple[Lane, int], float] = {}
-        """Positions of rows that can be neither claimed nor put aside; until when they are not asked for."""
-        self._said_at = -inf
+        self._left = LeftAlone[tuple[Lane, int]](Notice("cannot be started, and stays"), seconds=LEFT_SECONDS)
+        """Positions of rows that can be neither claimed nor put aside."""
 
     def left_out(self) -> Collection[tuple[Lane, int]]:
         """The positions that are not to be asked for now."""
-        if self._left:
-            now = monotonic()
-            self._left = {place: until for place, until in self._left.items() if until > now}
-        return self._left.keys()
+        return self._left.rows()
 
     def claimed(self, kind: Kind, n: int, free: int, *, any: bool) -> None:
         """A claim of n jobs was not refused: the next one of this kind may ask for more, up to the room there is."""
@@ -106,7 +102,7 @@ class RefusedRows:
         Raises the error after REFUSED_MOST jobs in a row.
         """
         self._in_a_row += 1
-        if trigger_of(error) is not None:
+        if trigger_of(error) is not None or is_double(error):
             self._leave(row, error)
         else:
             await self._fail(row, error)
@@ -140,10 +136,6 @@ class RefusedRows:
 
     def _leave(self, row: RefusedRow, error: psycopg.Error) -> None:
         """This row stays where it is. It is not asked for, so that no other job waits for it."""
-        now = monotonic()
-        by_trigger = trigger_of(error) is not None
-        self._left[row.lane, row.pos] = now + (TRIGGER_SECONDS if by_trigger else LEFT_SECONDS)
-        if now >= self._said_at + LEFT_SECONDS:
-            self._said_at = now
-            said = "fetch: job %d (%s) cannot be started, and stays: %s. It is tried again; so are others like it"
-            log.error(said, row.id, row.task, described(error), extra={"job_id": row.id})
+        seconds = SOON_SECONDS if trigger_of(error) is not None or is_double(error) else LEFT_SECONDS
+        name, extra = f"fetch: job {row.id} ({row.task})", {"job_id": row.id}
+        self._left.leave((row.lane, row.pos), name, error, seconds=seconds, extra=extra)
