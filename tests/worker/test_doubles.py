@@ -159,6 +159,31 @@ async def test_a_job_that_is_claimed_beside_a_running_one_with_its_id_runs_under
 
 
 @pytest.mark.promise("F29")
+async def test_a_doubled_job_whose_key_is_locked_keeps_no_other_job_waiting(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Naive: the claim is tried again at once, with that job in it, until the lock is gone."""
+    async with work(dsn, *ALL) as worker:
+        old = put(dsn, waits.new())
+        await stage.began.wait()
+        eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('default', now())")
+        put(dsn, plain.using(idempotency_key="k").new(1), id=old)
+        with psycopg.connect(dsn) as other:
+            other.execute("SELECT FROM pgqueue.unique_key FOR UPDATE")
+            eyes.do("UPDATE pgqueue.queue SET paused_at = NULL")
+            worker.services.fetcher.wake()
+            await until(lambda: f"job {old} (doubles.plain) cannot be started, and stays" in caplog.text, 20.0)
+            put(dsn, retried.new(2))
+            await ended(eyes, retried)
+            assert of_task(eyes, plain) == (old, "available")
+        assert await ended(eyes, plain) > old
+        stage.go.set()
+        assert await ended(eyes, waits) == old
+    assert stage.ran == {1: 1, 2: 1}
+    assert caplog.text.count("cannot be started, and stays") == 1
+
+
+@pytest.mark.promise("F29")
 async def test_a_job_that_is_unblocked_beside_a_running_one_with_its_id_keeps_its_turn(dsn: str, eyes: Eyes) -> None:
     """Its lock is held until it is unblocked, by a job with another id."""
     first = asyncio.Event()
