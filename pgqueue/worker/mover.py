@@ -14,7 +14,8 @@ Why every row that can be moved is moved, and none waits for a refused one:
 2. Each refusal makes the batch smaller, or leaves one row alone. A batch of one is refused for its only row, so no row
    is left alone for another one. Where the server picks the rows, they come in one order, and `first` names the first.
    Suppose that row is gone by then, or is locked. Then the next one is left alone for nothing, and for its time only.
-3. So a refused row costs as many statements as its batch can be divided: the logarithm of its size.
+3. So a refused row costs few refusals: as many as its batch can be divided, the logarithm of its size. The batches grow
+   again when as many rows were moved as were in the refused one: before that they would meet the same row.
 4. If many rows are refused, it is not the rows. After `REFUSED_MOST` the service rests. What it has not reached comes
    with its next call, which begins behind those that are left alone, or with the rows in another order.
 
