@@ -817,7 +817,8 @@ async def test_without_listen_jobs_are_found_by_polling_and_all_duties_done(dsn:
         await until(eyes.done(3), 30.0)
         await until(lambda: eyes.one("SELECT bin FROM pgqueue.ring WHERE kind = 'done'") == 1)
         assert worker.services.election.leads()
-        assert {name for _, name in eyes.backends()} == {"pgqueue beat", "pgqueue complete", "pgqueue fetch"}
+        names = {name.removeprefix("pgqueue ") for _, name in eyes.backends()}
+        assert names == {"beat", "complete", "fetch", "housekeeping"}
     assert stage.ran == ["polled", "promoted", "rescued"]
 
 
