@@ -18,13 +18,15 @@ Why each part counts once, and for the right minute:
    and never another: its name is random.
 3. It is appended by a statement that raises the writer's number from below the part's to the part's, and appends only
    then. Both are one transaction. If the answer is lost, the part is sent again with the same number: if it was
-   committed, the number is there, and nothing is appended.
+   committed, the number is there, and nothing is appended. A writer that was silent for a day is forgotten, and its
+   number with it. So a part that was sent before that, and is sent again after it, counts twice.
 4. Parts are sent one at a time, in order. So no part is left out by the number of a later one.
 5. The part says how many seconds ago the middle of its time was, by the steady clock. The database takes these from its
    own time. A wrong clock of this machine has no effect. If the database's clock steps, counts are written for another
    minute, and still once.
 
-What is lost: if the process is killed, the part that is open, and parts that were not written yet.
+What is lost: if the process is killed, the part that is open, and parts that were not written yet. While parts cannot
+be written, all but the last 60 of them; and parts that the server refuses for what they hold.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ Why a limit is never exceeded:
    finds exactly one of the two rows.
 4. So the holders that are counted are at least those that there are. A count in the statement that takes the lock would
    exceed a limit of 1 at once. So would a key that is handed on without a count.
+5. A job of a chain becomes a holder without the lock, when the job before it ends or waits for another attempt. It was
+   counted before: as a row that runs it counts from its claim on (see `chains`).
 
 `holder_cursors` says where counting begins, so that rows which have gone are not read again.
 

@@ -1,11 +1,12 @@
-"""Rows that a claim passed over because another transaction had locked them.
+"""Rows that a claim passed over because another transaction had locked them, or because the claim had left them out.
 
 Part of the fetch, asked by the fetcher beside the watermark. Decides positions only: it does no I/O and has no clock
 (`now` is any monotonic time in seconds).
 
 **Why.** SKIP LOCKED passes a locked row, and the cursor goes by. The transaction that locked it may roll back.
 It may be the claim of a worker that died, a cancellation that was undone, or an application that met a duplicate and
-waits. Then the row is free again, and behind the cursor.
+waits. Then the row is free again, and behind the cursor. A row that the server refused is left out for a while
+(`refused_rows`), and lies behind the cursor when its time is over.
 
 **Why no row stays behind.**
 

@@ -20,9 +20,12 @@ head `h` and its own id `w`; only then it claims. Three facts follow:
    positions after that fetch had read its head: they are above it. That head is its **floor**.
 
 **The invariant** is about every row of a lane that is at or below its cursor and still to be taken. The row belongs to
-an id in progress at the last fetch, and lies above that id's floor. It holds because:
+an id in progress at the last fetch, and lies above that id's floor; or it is one of the exceptions below, each of which
+has another way back. It holds because:
 
-1. A cursor rises only over rows that the claim has scanned, and never above h.
+1. A cursor rises only over rows that the claim has scanned, or that the reading has looked at (`Fetch.looked`), and
+   never above h. The reading has the fetch's own snapshot, so facts 1 and 2 hold of what it has looked at. It answers
+   the first row that it sees, and the cursor stays below that row.
 2. So, by facts 1 and 2, a row that it leaves behind belongs to an id in progress. By fact 3 it lies above the floor.
 3. Once the id has ended, cursors fall back to its floor, and the row is ahead again.
 4. If a lane's claim began at or below the floor, its cursor need not fall. That scan began after the id had ended, and
@@ -32,8 +35,16 @@ By fact 3 a floor depends on nothing but the id. It is the head of the youngest 
 never has a lower floor. So no floor is stored per id: between xmax and w there may be a million of them. The pairs (w,
 h) of the fetches are the steps of a function. Of all ids that have ended only the oldest matters.
 
-Row locks obey none of this. A row that was locked was visible, and is behind the cursor when its lock is rolled back.
-`passed_over` finds these rows. Behind that stands a sweep that trusts no proof: once a minute one lane starts at zero.
+**The exceptions**: rows that were visible, that the claim has not taken, and that the cursor has gone by.
+
+- Locked rows. When its lock is rolled back, such a row is behind the cursor. `passed_over` finds it.
+- Rows that the server refuses, so that the claim leaves them out for a while (`refused_rows`). `passed_over` finds
+  them, too, and they are asked for when their time is over.
+- Rows of tasks that this worker does not know. They are for other workers, which have cursors of their own.
+- Rows of paused tasks. When the task is resumed, all cursors start at zero (`paused_tasks`).
+
+`idle` may say that there is nothing to do although one of them is there: each has a time or an event of its own at
+which a fetch is asked for. Behind all that stands a sweep that trusts no proof: once a minute one lane starts at zero.
 All workers together spend at most 1 % of a core on it, but none waits longer than an hour for the next one. After a
 rescue all lanes start at zero at once.
 """
