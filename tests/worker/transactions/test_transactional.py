@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -497,7 +498,7 @@ async def test_a_transaction_that_was_open_for_long_is_named(
             with psycopg.connect(dsn) as conn:
                 holding.enqueue(conn)
             await until(accounts.done(1))
-    assert ".holds) had its transaction open for 0.0 s" in caplog.text
+    assert re.search(r"\.holds\) had its transaction open for \d+\.\d s", caplog.text)
 
 
 async def test_a_session_of_sqlalchemy_shares_the_transaction(dsn: str, accounts: Eyes) -> None:
