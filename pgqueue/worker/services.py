@@ -253,10 +253,10 @@ class Services:
         yield keeps("operations", self.bulks.round, woken=self.bulks.woken)
         yield keeps("rings", self.pruner.rings, pruner.ROUND_SECONDS)
         yield keeps("late_cancellation", self.cancellation.settle, pruner.ROUND_SECONDS)
+        yield keeps("unknown_tasks", self.unknown_tasks.look, pruner.ROUND_SECONDS)
         tidies = partial(keeps, every=pruner.ROUND_SECONDS, first=pruner.TIDY_SECONDS)
         yield tidies("progress", self.progress.sweep)
         yield tidies("unique_keys", self.pruner.keys)
-        yield tidies("unknown_tasks", self.unknown_tasks.look)
         yield from (tidies(what, partial(self.pruner.forget, what)) for what in pruner.FORGOTTEN)
         yield keeps("undeclared", self.undeclared_limits.look, pruner.ROUND_SECONDS, others=inf)
 
