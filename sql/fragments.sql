@@ -727,18 +727,17 @@ SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(enqueued_at), '{
 -- Depth -------------------------------------------------------------------------------------------------------------------------------
 
 -- name: takers
--- The queues and tasks that live workers take, for numbers that people see: a heartbeat within three leases. A worker of the version
--- before says nothing of its tasks and may know any: ''.
+-- The queues and tasks that live workers take, for numbers that people see: a heartbeat within three leases.
 SELECT DISTINCT q.queue, t.task
 FROM (SELECT DISTINCT w.queues, w.tasks FROM pgqueue.worker w
       WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running') AND w.beat_at >= (SELECT pgqueue.now()) - 3 * w.lease) AS alike
 CROSS JOIN unnest(alike.queues) AS q (queue)
-CROSS JOIN unnest(coalesce(alike.tasks, ARRAY[''])) AS t (task)
+CROSS JOIN unnest(alike.tasks) AS t (task)
 
 -- name: is_unknown
 -- Whether live workers serve the queue of the group `g` of jobs, and none of them knows its task: see `takers`, here `taker`.
 ((g.queue IN (SELECT taker.queue FROM taker)) IS TRUE
- AND NOT ((g.queue, g.task) IN (SELECT taker.queue, taker.task FROM taker) OR (g.queue, '') IN (SELECT taker.queue, taker.task FROM taker)))
+ AND NOT (g.queue, g.task) IN (SELECT taker.queue, taker.task FROM taker))
 
 -- name: waits_for
 -- Why the available jobs of the group `g` wait: their task is unknown or paused, their queue is paused or not served, or they wait for a

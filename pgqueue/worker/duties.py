@@ -107,14 +107,16 @@ class DutyLoop:
         self._duties = duties
         self._at = monotonic() + jittered(duty.first)
         """When the next round is due, if it is this worker's to do."""
-        self._others_at = monotonic() + jittered(duty.others or 0.0)
+        self._others_at = duties.seldom(duty, monotonic())
         """When it is due here although another worker leads."""
         self._refused = False
 
     def led(self) -> None:
         """This worker leads now: look soon what the last leader has left undone."""
         if self.duty.others is not None:
-            self._at = min(self._at, monotonic() + jittered(self.duty.first))
+            now = monotonic()
+            soon = now + jittered(self.duty.first)
+            self._at = soon if self._at <= now else min(self._at, soon)  # it may have been due long ago, elsewhere
             self.duty.woken.set()
 
     async def run(self) -> None:
@@ -126,7 +128,7 @@ class DutyLoop:
     async def _step(self) -> None:
         await self._wait()
         began = self._at = monotonic()  # until it has gone well it is due, also if it was not, and its service asked
-        self._others_at = began + jittered(self.duty.others or 0.0)
+        self._others_at = self._duties.seldom(self.duty, began)
         try:
             seconds = await self._duties.done(self.duty)
         except Exception as error:
@@ -177,6 +179,7 @@ class Duties:
         self, table: Iterable[Duty], housekeeping: Session, *, leads: Callable[[], bool], role: Callable[[], str]
     ) -> None:
         self.leads, self.role = leads, role
+        self._began, self._period = monotonic(), jittered(OTHERS_SECONDS)
         self.loops = [DutyLoop(duty, self) for duty in table]
         self._session = housekeeping
         self._under_way = 0
@@ -186,6 +189,13 @@ class Duties:
         """This worker leads now."""
         for loop in self.loops:
             loop.led()
+
+    def seldom(self, duty: Duty, now: float) -> float:
+        """When a worker that does not lead does this next. All housekeeping comes at one time: one connection serves
+        it."""
+        if not duty.housekeeping or duty.others != OTHERS_SECONDS:
+            return now + jittered(duty.others or 0.0)
+        return self._began + self._period * (1 + (now - self._began) // self._period)
 
     def said(self) -> str | None:
         """What the heartbeat tells, as JSON: of the leader all, of another worker what fails of the duties that each

@@ -351,8 +351,7 @@ WITH me AS MATERIALIZED (
               AND (b.rank, b.id) > (line.rank, line.id) AND (b.rank, b.id) < (coalesce(far.rank, 32767), coalesce(far.id, 0))
               AND CASE WHEN {{known_here}} AND served.shared THEN served.ours
                        ELSE NOT served.ours AND NOT b.task = {{paused_task}}
-                            AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
-                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
+                            AND (b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k) END
             ORDER BY b.rank, b.id LIMIT least(line.room, reach.most + 1)
             FOR UPDATE SKIP LOCKED
         ) AS ordinary
@@ -362,8 +361,7 @@ WITH me AS MATERIALIZED (
             WHERE substr(b.key, 7) = substr(line.key, 7) AND left(b.key, 6) = 'limit:' AND b.queue = served.queue AND b.rank < 0
               AND CASE WHEN {{known_here}} AND served.shared THEN served.ours
                        ELSE NOT served.ours AND NOT b.task = {{paused_task}}
-                            AND ((b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k)
-                                 OR (b.queue, '') IN (SELECT k.queue, k.task FROM known AS k)) END
+                            AND (b.queue, b.task) IN (SELECT k.queue, k.task FROM known AS k) END
             ORDER BY b.rank, b.id LIMIT least(line.room, greatest(1, served.free - granted.poison))
             FOR UPDATE SKIP LOCKED
         ) AS poison_job

@@ -302,12 +302,29 @@ async def test_a_worker_that_does_not_lead_does_it_seldom_whatever_it_is_told(ds
 
 async def test_a_new_leader_waits_with_what_has_time(dsn: str) -> None:
     async with Desk(dsn, leads=False, first=0.3) as desk:
-        for loop in desk.duties.loops:
-            loop._at = time.monotonic() + 3_600.0  # as after a round when it led before
-        desk.leads, began = True, time.monotonic()
-        desk.duties.led()
-        await until(lambda: desk.rounds["one"])
-        assert time.monotonic() - began >= 0.3
+        for ahead in (3_600.0, -60.0):  # as after a round when it led before; as when it would have been due meanwhile
+            desk.leads, before = False, desk.rounds["one"]
+            for loop in desk.duties.loops:
+                loop._at = time.monotonic() + ahead
+            desk.leads, began = True, time.monotonic()
+            desk.duties.led()
+            await until(lambda before=before: desk.rounds["one"] > before)  # type: ignore[misc]
+            assert time.monotonic() - began >= 0.3
+
+
+@pytest.mark.promise("F09")
+async def test_all_housekeeping_of_a_worker_that_does_not_lead_comes_at_one_time(dsn: str) -> None:
+    """Naive is a time for each: each opens the connection, and closes it again."""
+    async with Desk(dsn, leads=False) as desk:
+        one, other = desk.duties.loops
+        await asyncio.sleep(0)
+        assert one._others_at == other._others_at
+        period = one._others_at - desk.duties._began
+        assert 300.0 <= period <= 600.0
+        assert desk.duties.seldom(one.duty, one._others_at + 1.0) == pytest.approx(one._others_at + period)
+    async with Desk(dsn, leads=False, housekeeping=False) as desk:
+        one, other = desk.duties.loops
+        assert one._others_at != other._others_at
 
 
 async def test_what_is_told_during_a_round_is_looked_for_in_another_one(dsn: str) -> None:

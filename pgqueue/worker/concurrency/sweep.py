@@ -107,18 +107,25 @@ class Sweep:
 
     async def round(self) -> float:
         """Sweep if asked to, or if it is time; answer the seconds until the next time. At the start it is."""
-        if self._at_once:
-            self._at_once = False
-            if not await self.sweep(AT_ONCE_SECONDS):
-                await asyncio.sleep(2 * AT_ONCE_SECONDS)  # another worker's sweep may have looked before it happened
-                await self.sweep(AT_ONCE_SECONDS)
-        elif monotonic() >= self._due():
-            self._last, self._seldom = monotonic(), jittered(OTHERS_TIMES * EVERY_SECONDS)
-            await self.sweep(0.9 * EVERY_SECONDS)
+        if self._at_once or monotonic() >= self._due():
+            asked, self._at_once = self._at_once, False
+            try:
+                await self._sweep_now(asked)
+            except BaseException:
+                self._at_once = True  # what was asked for, or was due, is still to be done
+                raise
         elif monotonic() >= self._looked + self._look_every:
             self._looked = monotonic()
             await self._walk(RATE)
         return max(0.0, min(self._due(), self._looked + self._look_every) - monotonic())
+
+    async def _sweep_now(self, asked: bool) -> None:
+        if not asked:
+            self._last, self._seldom = monotonic(), jittered(OTHERS_TIMES * EVERY_SECONDS)
+            await self.sweep(0.9 * EVERY_SECONDS)
+        elif not await self.sweep(AT_ONCE_SECONDS):
+            await asyncio.sleep(2 * AT_ONCE_SECONDS)  # another worker's sweep may have looked before it happened
+            await self.sweep(AT_ONCE_SECONDS)
 
     async def sweep(self, seconds: float = 0.0) -> bool:
         """Sweep, unless a worker has done it in the last `seconds`."""

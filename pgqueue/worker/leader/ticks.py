@@ -43,7 +43,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.row_errors import is_about_row
+from pgqueue.database.row_errors import is_about_row, refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.cron import parse, pending
@@ -149,8 +149,8 @@ class Ticks:
         until the next tick or the next look."""
         await self._declare()
         if self._leads() or self._asked:
-            self._asked = False
             seconds = await self.make()
+            self._asked = False  # after it: if it fails, it is tried again
             if self._leads():
                 return seconds
         return inf
@@ -293,7 +293,9 @@ class Ticks:
         """Whether the server cannot even read what the jobs of this schedule would be."""
         try:
             await self._session.run(self._session.link.statement("ticks_readable", schedule=each.due.name))
-        except psycopg.DataError:
+        except psycopg.Error as error:
+            if not refuses_row(error):
+                raise
             return True
         return False
 

@@ -72,8 +72,12 @@ class Cancellation:
     async def round(self) -> float:
         """Carry out requests, if there may be any: else no statement. Answers the seconds until the next look."""
         if self._told or self._state.held or self._stopped:
-            self._told = False
-            await self._read()
+            told, self._told = self._told, False
+            try:
+                await self._read()
+            except BaseException:
+                self._told |= told
+                raise
         return jittered(self._pause)
 
     async def _read(self) -> None:

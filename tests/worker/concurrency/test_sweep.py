@@ -116,3 +116,25 @@ async def test_who_is_told_asks_at_once_and_again_where_somebody_just_did(desk: 
     await desk.sweep.round()
     assert len(desk.asked) == 4
     assert max(desk.asked[1:]) < desk.asked[0]
+
+
+@pytest.mark.promise("F183")
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "due"])
+async def test_a_sweep_that_failed_is_made_with_the_next_round(desk: Desk, asked: bool) -> None:
+    """Naive: the round forgets what was asked for, and the next one does nothing and counts as a success."""
+    await desk.step()
+    before = len(desk.asked)
+
+    def lost() -> None:
+        raise OSError("the session is lost")
+
+    desk.meanwhile = lost
+    with pytest.raises(OSError):
+        if asked:
+            desk.sweep.sweep_soon()
+            await desk.sweep.round()
+        else:
+            await desk.step()
+    desk.meanwhile, desk.due = lambda: None, SOMEBODY
+    await desk.sweep.round()
+    assert len(desk.asked) == before + 1
