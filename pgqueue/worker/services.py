@@ -45,6 +45,7 @@ from pgqueue.worker.concurrency.unblocker import Unblocker
 from pgqueue.worker.context import WorkerContext
 from pgqueue.worker.counters import Counters
 from pgqueue.worker.duties import Duties, Duty
+from pgqueue.worker.fetch import reconciler
 from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
 from pgqueue.worker.fetch.notify_watch import NotifyWatch
@@ -237,7 +238,9 @@ class Services:
         Each worker for itself; then the leader's that jobs wait for, in bounded batches; then housekeeping.
         """
         keeps = partial(Duty, housekeeping=True)
-        yield Duty("reconcile", self.reconciler.round, others=None, first=60.0, woken=self.state.doubt)
+        yield Duty(
+            "reconcile", self.reconciler.round, others=None, first=reconciler.EVERY_SECONDS, woken=self.state.doubt
+        )
         yield Duty("cancellation", self.cancellation.round, others=None, woken=self.cancellation.woken)
         yield Duty("notify_queue", self.notify_watch.round, others=None, woken=self.notify_watch.woken)
         yield Duty("poison_jobs", self.poison_drain.round, others=None)

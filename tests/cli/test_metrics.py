@@ -98,6 +98,7 @@ def test_a_worker_is_scraped_by_the_parsers_of_prometheus(dsn: str, shop: Path) 
         enqueue(dsn, "shop.fails")
         wait_until(lambda: jobs(scraped(port), "shop.quick") == 20 and jobs(scraped(port), "shop.fails", "failed") == 1)
         wait_until(lambda: "pgqueue_workers_alive{}" in scraped(port))  # it leads by now
+        wait_until(lambda: any(name.startswith("pgqueue_duty_seconds{") for name in scraped(port)))
         text = fetched(port)
         assert promtool("check", "metrics", stdin=text) == ""
         assert scraped(port)["pgqueue_workers_alive{}"] == 1

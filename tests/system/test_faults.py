@@ -116,7 +116,7 @@ def test_wires_that_go_dead_without_closing_are_noticed_and_replaced(dsn: str, t
         [process] = made.ready(lease=LEASE, poll=0.2)
         wait_until(lambda: "this worker leads now" in process.written())
         stream.more(50)
-        before = eyes.backends()
+        before = [each for each in eyes.backends() if each[1] in {f"pgqueue {name}" for name in WIRES}]
         assert wire.kill(*(f"pgqueue {name}" for name in WIRES)) == 4
         stream.more(50)
         stream.end()

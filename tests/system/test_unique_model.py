@@ -29,7 +29,7 @@ BY_ID = """
         FOR function IN SELECT pg_get_functiondef(oid) FROM pg_proc
             WHERE pronamespace = 'pgqueue'::regnamespace AND proname IN ('key_states', 'take_keys', 'take_many_keys')
         LOOP
-            EXECUTE regexp_replace(function, 'AND k.enqueued_at = j.enqueued_at IS NOT FALSE', '', 'g');
+            EXECUTE regexp_replace(function, 'AND k.enqueued_at = j.enqueued_at', '', 'g');
         END LOOP;
     END $$
 """

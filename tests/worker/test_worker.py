@@ -363,7 +363,7 @@ async def test_an_idle_leader_outlives_what_it_does_each_minute(
         assert getattr(module, name) >= 5
         monkeypatch.setattr(module, name, 0.5)
     monkeypatch.setattr(Watermark.__init__, "__defaults__", (0.5,))
-    for owner, name in ((Pruner, "round"), (HistoryFold, "round"), (Reconciler, "reconcile"), (Sweep, "sweep")):
+    for owner, name in ((Pruner, "rings"), (HistoryFold, "round"), (Reconciler, "reconcile"), (Sweep, "sweep")):
         counted(owner, name)
     async with work(dsn, *ALL) as worker:
         await until(worker.services.election.leads)
