@@ -1,6 +1,6 @@
 -- breaking: no
 --
--- All that a queue is: its tables, its functions, and who may call what. Each object stands here once, beside those of
+-- All that a queue is: its tables, its functions, and which roles may call what. Each object stands here once, beside those of
 -- its subject. Why it is made so: docs/design/database.md.
 --
 -- An id is not an identity for ever. After TRUNCATE … RESTART IDENTITY, a restored dump or a switchover to a server whose
@@ -393,7 +393,7 @@ COMMENT ON TABLE pgqueue.attempt IS 'One row per attempt that did not complete: 
 -- one part for each minute in which something happened (`history_part`). The leader folds the parts into
 -- `history_minute`, and the minutes of a past hour into `history_hour`. Old rows go by TRUNCATE of a leaf.
 
--- The rings. `bin` is the leaf being written, since `since`; nobody computes it, everybody reads it.
+-- The rings. `bin` is the leaf being written, since `since`. Statements read it, and none computes it.
 CREATE TABLE pgqueue.ring (
     kind      text COLLATE "C"        PRIMARY KEY,
     leaves    smallint    NOT NULL,
@@ -3191,7 +3191,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- What acts as the owner of the tables, or only workers call: `pgqueue grants` says who may.
+-- What acts as the owner of the tables, or only workers call: `pgqueue grants` says which roles may.
 REVOKE ALL ON FUNCTION
     pgqueue.lagging_sequences(boolean),
     pgqueue.advance_sequences(boolean),
