@@ -81,7 +81,7 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def walked(server: Server, mover: Mover, left: LeftAlone[int], most: int) -> int:
     """Walk until the mover does not rest; answer how often it has."""
-    for rests in range(100):
+    for rests in range(30):
         async for [[(count, _)]] in mover.walk(most, left, moves, first):
             assert count <= most
         if not mover.rested:
@@ -94,7 +94,7 @@ async def walked(server: Server, mover: Mover, left: LeftAlone[int], most: int) 
 async def test_a_walk_moves_every_row_that_is_not_refused_and_names_the_others(
     most: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for seed in range(25):
+    for seed in range(10):
         caplog.clear()
         server = dealt(seed, most)
         rows, refused, unfit = set(server.rows), server.refused, server.unfit
@@ -113,7 +113,7 @@ async def test_a_walk_moves_every_row_that_is_not_refused_and_names_the_others(
 @pytest.mark.promise("F133")
 @pytest.mark.parametrize("rows", [1, 2, 64, 200])
 async def test_rows_that_we_hold_are_divided_until_each_refused_one_is_alone(rows: int) -> None:
-    for seed in range(25):
+    for seed in range(10):
         server = dealt(seed, rows)
         held = list(server.rows)[:rows]
         alone: list[int] = []
