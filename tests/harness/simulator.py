@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from pgqueue.jobs.job import Lane
-from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, PassedOver
+from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, PassedOver, PassedRead
 from pgqueue.worker.fetch.watermark import Fetch, Reading, Watermark
 
 Steps = Generator[None, None, None]
@@ -351,7 +351,7 @@ class Schedule:
             if row.lane == one.lane and one.low < row.pos <= one.high
         ]
         if ranges:
-            worker.over.read(ranges, found[: POSITIONS_MOST + 1], self.now, 0.0)
+            worker.over.read(PassedRead(ranges, found[: POSITIONS_MOST + 1], 0.0), self.now)
         if self.world.read_once:  # and what was asked for once is not read again
             worker.over._passed = [one for one in worker.over._passed if not one.delay]
 

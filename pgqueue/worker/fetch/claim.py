@@ -6,15 +6,18 @@ Part of the fetch, next to the fetcher. It does no I/O and has no clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from pgqueue.database.statements import Row
 from pgqueue.jobs.job import Job, Lane
+from pgqueue.worker.concurrency.waiter_cursors import Position
 from pgqueue.worker.fetch.keyed_claim import Blocked
 from pgqueue.worker.fetch.kinds import Kind
+from pgqueue.worker.fetch.passed_over import PassedRead
 from pgqueue.worker.fetch.watermark import Reading
 
 NO_END = 2**63 - 1
@@ -53,30 +56,6 @@ class Asked:
         return places
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What a claim has brought."""
-
-    reading: Reading
-    scanned: set[Lane]
-    """The lanes that the claim has looked at."""
-    taken: dict[Lane, tuple[int, int]]
-    """How many rows each of these lanes gave, blocked ones too, and the highest position of them."""
-    jobs: list[Job]
-    blocked: int
-    """How many jobs the claim has blocked."""
-    other: int | None
-    """The rank of the most urgent lane of the other kind that had a job; None if none had."""
-    looked: dict[Lane, int]
-    """How far the reading has looked at lanes of the other kind, and seen no job."""
-    paused: tuple[list[str], list[str]]
-    """The tasks that were paused, for the reading and for the claim."""
-
-    def more(self, n: int) -> bool:
-        """Whether there may be more jobs: the claim has given all of n."""
-        return len(self.jobs) + self.blocked >= n
-
-
 class ClaimSummary(msgspec.Struct):
     """What a claim says beside its jobs; only one of jobs with keys says more than which lanes were open."""
 
@@ -91,8 +70,51 @@ class ClaimSummary(msgspec.Struct):
     blocked: Blocked | None = None
 
 
-Answer = tuple[list[Row], ClaimSummary, list[Job]]
-"""The answer to a fetch: the reading, and the claim's summary and jobs."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server has answered to a claim."""
+
+    reading: Row
+    summary: ClaimSummary
+    jobs: list[Job]
+    passed: PassedRead | None
+    """What it has answered to a reading of passed ranges beside the claim."""
+    ahead: Sequence[Any] = ()
+    """Its answers to the statements that a claim of jobs with keys sends ahead."""
+    waiters: Mapping[str, Position] = field(default_factory=dict)
+    """The cursors of waiters that such a claim was sent with."""
+
+    @property
+    def blocked(self) -> Blocked:
+        """What the claim has blocked."""
+        return self.summary.blocked or Blocked([], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim has brought."""
+
+    answer: Answer
+    reading: Reading
+    scanned: set[Lane]
+    """The lanes that the claim has looked at."""
+    taken: dict[Lane, tuple[int, int]]
+    """How many rows each of these lanes gave, blocked ones too, and the highest position of them."""
+    other: int | None
+    """The rank of the most urgent lane of the other kind that had a job; None if none had."""
+    looked: dict[Lane, int]
+    """How far the reading has looked at lanes of the other kind, and seen no job."""
+    paused: tuple[list[str], list[str]]
+    """The tasks that were paused, for the reading and for the claim."""
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that were taken."""
+        return self.answer.jobs
+
+    def more(self, n: int) -> bool:
+        """Whether there may be more jobs: the claim has given all of n."""
+        return len(self.jobs) + len(self.answer.blocked) >= n
 
 
 def taken_of(

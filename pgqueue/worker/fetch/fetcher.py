@@ -38,7 +38,7 @@ import psycopg
 from pgqueue.database.backoff import jittered, persist, wait
 from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Link, Session
-from pgqueue.database.statements import Statement, integers, texts
+from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.jobs.totals import Times
@@ -46,9 +46,9 @@ from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
 from pgqueue.worker.doubles import is_double, resolve
 from pgqueue.worker.fetch.claim import NO_END, Answer, Asked, Claimed, ClaimSummary, taken_of
-from pgqueue.worker.fetch.keyed_claim import Blocked, KeyedClaim
+from pgqueue.worker.fetch.keyed_claim import KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
-from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver
+from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver, PassedRead
 from pgqueue.worker.fetch.paused_tasks import PausedTasks
 from pgqueue.worker.fetch.refused_rows import RefusedRow, RefusedRows
 from pgqueue.worker.fetch.watermark import Fetch, Reading, Watermark
@@ -230,7 +230,9 @@ class Fetcher:
     async def _look(self, roomy: Sequence[Room]) -> None:
         """A poll: have both kinds fetched, unless one cheap read-only statement proves that there is no job."""
         link = self._session.link
-        [[(head, snapshot, paused, paused_tasks)]] = await self._send(link.statement("fetch_probe"))
+        [[(head, snapshot, paused, paused_tasks)]], read = await self._send(link.statement("fetch_probe"))
+        if read is not None:
+            self.passed_over.read(read, monotonic())
         kinds = (self.kinds.plain, self.kinds.keyed)
         lanes = [lane for room in roomy for kind in kinds for lane in self._asked(room, kind).lanes]
         known = self._session.generation == self._generation and not self.paused_tasks.reopened(paused_tasks)
@@ -269,7 +271,7 @@ class Fetcher:
                 await self._find_refused(kind, asked)
             return None
         self._learn(room, kind, asked, n, claimed, beyond)
-        return self._deliver(kind, asked, claimed.jobs)
+        return bool(claimed.jobs)
 
     async def _try_claim(self, kind: Kind, asked: Asked, n: int, claim: int, beyond: int) -> Claimed | psycopg.Error:
         """Claim these lanes. Answers the error if the server refuses the claim for a row: then nothing was taken."""
@@ -289,24 +291,33 @@ class Fetcher:
             raise
 
     def _learn(self, room: Room, kind: Kind, asked: Asked, n: int, claimed: Claimed, beyond: int) -> None:
-        """Remember what this claim of n jobs has seen: where to look next, and which queues have more."""
+        """Take the answer to this claim of n jobs. What this worker remembers of jobs changes here, and in this order.
+
+        1. The ranges that were read beside the claim are forgotten. What the claim has passed (3) is not among them.
+        2. The keys of its jobs are held, and what it has blocked waits. No job runs before that (6).
+        3. The cursors rise, or fall. `passed_over` notes what they have passed: it compares them with where they began.
+        4. If a task was passed over while it was paused, and is open again, all cursors start at zero, whatever 3 did.
+        5. `known` loses the queues that may have more jobs. It only shrinks here, so this order does not matter. Before
+           the claim was sent they were in it: a wake that came meanwhile has taken them out, and they stay out.
+        6. The jobs run.
+
+        No step waits. So no other task of the worker sees the answer in part.
+        """
         self.fetches += 1
         self.claim_times.add(self._session.took)
+        self._learn_rest(kind, claimed.answer)
+
         self.refused_rows.claimed(kind, n, room.free, any=bool(claimed.jobs))
-        fetch = Fetch(
-            claimed.reading,
-            asked.lanes,
-            asked.mosts,
-            claimed.scanned,
-            claimed.taken,
-            n,
-            claimed.looked if beyond == NO_RANK else {},
-        )
-        repeat = self.watermark.fetched(fetch, monotonic(), self._session.took * self._state.live_workers)
-        self._has_passed(asked, monotonic())
+        now, fleet_seconds = monotonic(), self._session.took * self._state.live_workers
+        looked = claimed.looked if beyond == NO_RANK else {}
+        fetch = Fetch(claimed.reading, asked.lanes, asked.mosts, claimed.scanned, claimed.taken, n, looked)
+        repeat = self.watermark.fetched(fetch, now, fleet_seconds)
+        self._has_passed(asked, now)
+
         if self.paused_tasks.answered(*claimed.paused):
             self.watermark.start_at_zero()
             repeat = True
+
         if repeat:
             self.kinds.unknown()
         if claimed.more(n) or room.alone:
@@ -315,14 +326,26 @@ class Fetcher:
         self.kinds.claimed(
             kind, room.queues, asked.lanes, claimed.taken, claimed.other, monotonic(), self._session.took
         )
+        self._deliver(kind, asked, claimed.jobs)
 
-    def _deliver(self, kind: Kind, asked: Asked, jobs: list[Job]) -> bool:
-        """Hand these jobs on, most urgent lane first. Whether there were any."""
+    def _learn_rest(self, kind: Kind, answer: Answer) -> None:
+        """Learn what an answer says beside where to look next: which rows were passed over, and who has which keys."""
+        if answer.passed is not None:
+            self.passed_over.read(answer.passed, monotonic())
+        if kind.keyed:
+            if answer.jobs:
+                self._keys.granted(answer.jobs)
+                self._given(answer)
+            keys, singly, lowest = self.keyed_claim.handle_answer(answer.ahead, answer.blocked, len(answer.jobs))
+            if keys:
+                self._keys.blocked(keys, singly, lowest)
+
+    def _deliver(self, kind: Kind, asked: Asked, jobs: list[Job]) -> None:
+        """Hand these jobs on, most urgent lane first."""
         if jobs:
             places = {lane: place for place, lane in enumerate(asked.lanes)}
             jobs.sort(key=lambda job: (places[job.queue, job.rank, kind.keyed], job.pos, job.id))
             self._receiver.deliver(jobs)
-        return bool(jobs)
 
     async def _find_refused(self, kind: Kind, asked: Asked) -> None:
         """A claim of one job was refused. Claim that job by its position alone; refused again, it is put aside."""
@@ -353,6 +376,7 @@ class Fetcher:
             raise
         finally:
             self._state.claims.end(claim)
+        self._learn_rest(kind, claimed.answer)
         if claimed.jobs:
             self._receiver.deliver(claimed.jobs)
         return None
@@ -403,16 +427,14 @@ class Fetcher:
             [1 if rank in poison else room.free for rank in ranks for _ in queues],
         )
 
-    async def _send(self, *statements: Statement[Any], on: int | None = None) -> list[Any]:
+    async def _send(self, *statements: Statement[Any], on: int | None = None) -> tuple[list[Any], PassedRead | None]:
         """Send these in one transaction, with a reading of passed ranges if one is due, and with the statements of
-        `beside`."""
+        `beside`. Answers what these and the reading have answered."""
         ranges = self.passed_over.to_read(monotonic())
         beside = [_passed_over(self._session.link, ranges, self._passable())] if ranges else []
         answers = await self._session.run(*statements, *beside, *self._beside(), on=on)
-        if ranges:
-            seconds = self._session.took * self._state.live_workers
-            self.passed_over.read(ranges, answers[len(statements)], monotonic(), seconds)
-        return answers[: len(statements)]
+        n, seconds = len(statements), self._session.took * self._state.live_workers
+        return answers[:n], PassedRead(ranges, answers[n], seconds) if ranges else None
 
     def _passable(self) -> str:
         """The tasks of jobs that a claim may have passed over while they were locked."""
@@ -433,21 +455,20 @@ class Fetcher:
         lanes = self._lanes(places)
         how = {"worker_id": self._state.id, "claim": claim, "n": n}
         send = self._claim_plain if kind is self.kinds.plain else self._claim_keyed
-        [first], summary, jobs = await send(reading, asked, lanes, how)
-        head, xid, snapshot, rank, place, pos, paused, paused_tasks, *_ = first
-        blocked = () if summary.blocked is None else summary.blocked.lanes
+        answer = await send(reading, asked, lanes, how)
+        self._state.claims.end(claim)
+        head, xid, snapshot, rank, place, pos, paused, paused_tasks, *_ = answer.reading
         looked = {lane: head for lane in other[: len(other) if place is None else place - 1] if lane[0] not in paused}
         if place is not None:
             looked[other[place - 1]] = min(pos - 1, head)
         return Claimed(
+            answer=answer,
             reading=Reading(head, xid, snapshot),
-            scanned={places[place - 1][0] for place in summary.lanes},
-            taken=taken_of(kind, jobs, blocked),
-            jobs=jobs,
-            blocked=sum(count for _, _, count, _ in blocked),
+            scanned={places[place - 1][0] for place in answer.summary.lanes},
+            taken=taken_of(kind, answer.jobs, answer.blocked.lanes),
             other=rank,
             looked=looked,
-            paused=(paused_tasks, summary.paused),
+            paused=(paused_tasks, answer.summary.paused),
         )
 
     def _lanes(self, places: Sequence[tuple[Lane, int, int, int]]) -> dict[str, str]:
@@ -465,9 +486,8 @@ class Fetcher:
         self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
     ) -> Answer:
         claim = self._session.link.statement("fetch_claim", **lanes, **how)
-        read, [first, *rows] = await self._send(reading, claim)
-        self._state.claims.end(how["claim"])
-        return read, msgspec.json.decode(first[-1], type=ClaimSummary), [Job(row, how["claim"]) for row in rows]
+        ([read], [first, *rows]), passed = await self._send(reading, claim)
+        return Answer(read, _summary(first), _jobs(rows, how), passed)
 
     async def _claim_keyed(
         self, reading: Statement[Any], asked: Asked, lanes: dict[str, str], how: dict[str, Any]
@@ -484,29 +504,21 @@ class Fetcher:
                 link, lanes, how["n"], self._state.id, self._state.live_workers, alone=alone
             )
         )
-        positions = self._keys.waiter_cursors.known(LOCK)
-        cursors = {"starts": self._holder_cursors.often(), "lines": _positions(positions)}
+        waiters = self._keys.waiter_cursors.known(LOCK)
+        cursors = {"starts": self._holder_cursors.often(), "lines": _positions(waiters)}
         claim = link.statement("keyed_claim_move", **lanes, **how, **cursors)
-        read, *answers, [first, *rows] = await self._send(reading, *ahead, claim, on=on)
-        self._state.claims.end(how["claim"])
-        summary = msgspec.json.decode(first[-1], type=ClaimSummary)
-        if jobs := [Job(row, how["claim"]) for row in rows]:
-            self._keys.granted(jobs)
-            self._given(summary, jobs, positions)
-        blocked = Blocked([], {}) if summary.blocked is None else summary.blocked
-        keys, singly, lowest = self.keyed_claim.handle_answer(answers, blocked, len(jobs))
-        if keys:
-            self._keys.blocked(keys, singly, lowest)
-        return read, summary, jobs
+        ([read], *answers, [first, *rows]), passed = await self._send(reading, *ahead, claim, on=on)
+        return Answer(read, _summary(first), _jobs(rows, how), passed, answers, waiters)
 
-    def _given(self, summary: ClaimSummary, jobs: Sequence[Job], positions: Mapping[str, Position]) -> None:
+    def _given(self, answer: Answer) -> None:
         """Remember where the holders of the locks that this claim has given begin."""
+        summary = answer.summary
         if summary.lowest_hold is not None:
             held = set(summary.held)
-            keys = [key for job in jobs if (key := job.lock_key) is not None and key not in held]
+            keys = [key for job in answer.jobs if (key := job.lock_key) is not None and key not in held]
             self._holder_cursors.granted(keys, summary.lowest_hold)
             self._keys.waiter_cursors.empty(
-                (line for key in keys if (line := LOCK + key) not in positions), self._session.sent
+                (line for key in keys if (line := LOCK + key) not in answer.waiters), self._session.sent
             )
 
     @staticmethod
@@ -517,6 +529,16 @@ class Fetcher:
             for lane, most in zip(asked.lanes, asked.mosts, strict=True)
             if most < n and taken.get(lane, (0, 0))[0] >= most
         }
+
+
+def _summary(first: Row) -> ClaimSummary:
+    """From the first row of a claim's answer."""
+    return msgspec.json.decode(first[-1], type=ClaimSummary)
+
+
+def _jobs(rows: Sequence[Row], how: Mapping[str, Any]) -> list[Job]:
+    """From the other rows, which are jobs that this claim has taken."""
+    return [Job(row, how["claim"]) for row in rows]
 
 
 def _positions(cursors: Mapping[str, Position]) -> str:

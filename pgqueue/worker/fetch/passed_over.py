@@ -61,6 +61,17 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedRead:
+    """A reading of these ranges, and what it has found."""
+
+    ranges: Sequence[Passed]
+    found: Collection[tuple[int, int]]
+    """The rows, as (index of the range, position), in order, `POSITIONS_MOST` + 1 at most."""
+    fleet_seconds: float
+    """What the reading took, times the number of workers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """Something is due at a time, after a delay in seconds."""
 
@@ -104,17 +115,13 @@ class PassedOver:
             return []
         return _merged([passed for passed in self._passed if passed.at <= now - READ_AFTER])
 
-    def read(
-        self, ranges: Sequence[Passed], found: Collection[tuple[int, int]], now: float, fleet_seconds: float
-    ) -> None:
-        """A reading has found these rows, as (index of the range, position), in order, `POSITIONS_MOST` + 1 at most.
-
-        `fleet_seconds`: what the reading took, times the number of workers.
-        """
+    def read(self, read: PassedRead, now: float) -> None:
+        """A reading was answered."""
+        ranges, found = read.ranges, read.found
         until = max(passed.at for passed in ranges)
         self._passed = [passed for passed in self._passed if passed.at > until]
         if len(found) + len(self._positions) > POSITIONS_MOST:
-            self._fall_back(ranges, found, now, fleet_seconds)
+            self._fall_back(ranges, found, now, read.fleet_seconds)
             return
         for passed in ranges:
             self._fall_delays.pop(passed.lane, None)

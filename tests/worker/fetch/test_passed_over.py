@@ -23,6 +23,7 @@ from pgqueue.worker.fetch.passed_over import (
     READ_EVERY,
     Passed,
     PassedOver,
+    PassedRead,
 )
 from pgqueue.worker.fetch.watermark import Watermark
 
@@ -40,7 +41,7 @@ def over() -> PassedOver:
 def read(over: PassedOver, now: float, *found: int) -> list[Passed]:
     """Read what is due, and find these positions in the first range."""
     ranges = over.to_read(now)
-    over.read(ranges, [(0, pos) for pos in found], now, 0.0)
+    over.read(PassedRead(ranges, [(0, pos) for pos in found], 0.0), now)
     return ranges
 
 
@@ -110,7 +111,7 @@ def test_of_too_many_rows_the_cursor_falls_below_the_lowest(over: PassedOver) ->
     over.passed(A, 0, 9_000, 0.0)
     over.passed(B, 50, 80, 0.0)
     ranges = over.to_read(1.0)
-    over.read(ranges, [(0, pos) for pos in range(400, 401 + POSITIONS_MOST)], 1.0, 0.5)
+    over.read(PassedRead(ranges, [(0, pos) for pos in range(400, 401 + POSITIONS_MOST)], 0.5), 1.0)
     assert over.due({A: 9_000, B: 80}, 99.0) == []
     assert over.next_look(BOTH) == 1.0 + FALL_SHARE * 0.5
     assert over.falls(50.9) == {}
@@ -122,7 +123,8 @@ def test_the_delay_of_a_fall_doubles_while_there_are_too_many(over: PassedOver) 
     now, delays = 1.0, []
     for _ in range(11):
         over.passed(A, 0, 9_000, now)
-        over.read(over.to_read(now + 1), [(0, pos) for pos in range(1, 2 + POSITIONS_MOST)], now + 1, 0.0)
+        found = [(0, pos) for pos in range(1, 2 + POSITIONS_MOST)]
+        over.read(PassedRead(over.to_read(now + 1), found, 0.0), now + 1)
         delays.append(round(over.next_look(BOTH) - now - 1, 6))
         now = over.next_look(BOTH)
         assert over.falls(now) == {A: 0}
