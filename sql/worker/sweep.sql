@@ -14,12 +14,10 @@ RETURNING EXISTS (SELECT FROM pgqueue.job_blocked)
 -- unable to ask for them.
 SELECT CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.:control', 'sweep')::text END;
 
--- name: sweep_block
--- Block jobs again that hold a key and cannot go on: their queue or task is paused, or no live worker there knows it.
--- They wait for the first of their keys again, before the waiters that have not had it. Other jobs may have the keys.
---
--- They are granted, or hold a lock while they wait for a limit, or hold either while they wait for a rate. A job stays
--- if its queue only has no free slot. Answers the keys.
+-- name: sweep_stuck
+-- The id and task of n jobs that hold a key and cannot go on, but for those `passed`: their queue or task is paused, or no live worker
+-- there knows it. They are granted, or hold a lock while they wait for a limit, or hold either while they wait for a rate. A job is not
+-- among them if its queue only has no free slot.
 WITH RECURSIVE holding (queue, task) AS (
     (SELECT b.queue, b.task FROM pgqueue.job_blocked b WHERE b.holds AND b.queue <> '' ORDER BY b.queue, b.task LIMIT 1)
     UNION ALL
@@ -28,26 +26,31 @@ WITH RECURSIVE holding (queue, task) AS (
         WHERE b.holds AND b.queue <> '' AND (b.queue, b.task) > (h.queue, h.task) ORDER BY b.queue, b.task LIMIT 1
     ) AS after
 ), closed AS MATERIALIZED (
-    SELECT h.queue, h.task FROM holding h
-    WHERE h.queue = {{paused}}
-       OR NOT {{served}}
-), found AS MATERIALIZED (
-    (SELECT a.ctid, a.queue, a.task FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
+    SELECT h.queue, h.task FROM holding h WHERE h.queue = {{paused}} OR NOT {{served}}
+), granted AS MATERIALIZED (
+    (SELECT a.id, a.queue, a.task FROM pgqueue.job_available a WHERE a.holds AND a.lock_key IS NOT NULL)
     UNION ALL
-    (SELECT a.ctid, a.queue, a.task FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL AND a.lock_key IS NULL)
-), idle AS MATERIALIZED (
+    (SELECT a.id, a.queue, a.task FROM pgqueue.job_available a WHERE a.holds AND a.limit_key IS NOT NULL AND a.lock_key IS NULL)
+), stuck AS (
+    SELECT granted.id, granted.task FROM granted WHERE granted.queue = {{paused}} OR NOT {{served}}
+    UNION ALL
+    SELECT b.id, b.task FROM closed CROSS JOIN LATERAL (
+        SELECT b.id, b.task FROM pgqueue.job_blocked b WHERE b.queue = closed.queue AND b.task = closed.task AND b.holds AND b.queue <> ''
+    ) AS b
+)
+SELECT stuck.id, stuck.task FROM stuck WHERE stuck.id <> ALL (%(passed)s::bigint[]) LIMIT %(n)s::integer;
+
+-- name: sweep_block
+-- Block these jobs again, if they still hold a key and cannot go on. They wait for the first of their keys again, before the waiters
+-- that have not had it. Other jobs may have the keys. Answers the keys. IS TRUE: so the jobs are read by their ids, whatever was planned.
+WITH idle AS MATERIALIZED (
     SELECT a.ctid FROM pgqueue.job_available a
-    WHERE a.ctid = ANY (ARRAY(
-        SELECT found.ctid FROM found
-        WHERE found.queue = {{paused}}
-           OR NOT {{served}}
-        LIMIT %(n)s::integer))
+    WHERE a.id = ANY (%(ids)s::bigint[]) AND (a.holds AND (a.queue = {{paused}} OR NOT {{served}})) IS TRUE
     FOR UPDATE SKIP LOCKED
 ), stuck AS MATERIALIZED (
-    SELECT b.ctid FROM closed CROSS JOIN LATERAL (
-        SELECT b.ctid FROM pgqueue.job_blocked b WHERE b.queue = closed.queue AND b.task = closed.task AND b.holds AND b.queue <> ''
-        LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
-    ) AS b
+    SELECT b.ctid FROM pgqueue.job_blocked b
+    WHERE b.id = ANY (%(ids)s::bigint[]) AND (b.holds AND b.queue <> '' AND (b.queue = {{paused}} OR NOT {{served}})) IS TRUE
+    FOR UPDATE SKIP LOCKED
 ), granted AS (
     DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM idle))
     RETURNING {{job}}, {{attempts}}

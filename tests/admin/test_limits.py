@@ -878,8 +878,8 @@ async def test_an_admit_costs_the_same_however_many_wait(desks: Desks, eyes: Eye
     for number in (100, 20_000):
         eyes.do(blocked, number)
         eyes.do("ANALYZE")
-        for name in ("unblock_limits", "sweep_keys", "sweep_block"):
-            given = params if name == "unblock_limits" else {"after": "", "n": 1000}
+        for name in ("unblock_limits", "sweep_keys", "sweep_stuck"):
+            given = params if name == "unblock_limits" else {"after": "", "n": 1000, "passed": []}
             cost, plan = buffers(conn, text(name, "pgqueue"), given)
             costs.setdefault(name, []).append(cost)
             kinds = {node["Node Type"] for node in plan if node.get("Relation Name") == "job_blocked"}

@@ -38,7 +38,7 @@ WHOLE = {
     "unblock_refuse_unfit",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as are cancelled, as many as run
     "activity_mark",  # as many as run, once a second for all open pages of a dashboard
-    "sweep_due", "sweep_block",  # whether there is any at all; those that hold a key and wait
+    "sweep_due", "sweep_stuck",  # whether there is any at all; those that hold a key and wait
     "refused_list", "refused_retry",  # by hand
     "source_head",  # the end of an index, once for `pgqueue relay --once`
     "pruner_waiters", "progress_sweep", "pruner_rates", "pruner_discarded_keys",  # tidy up, once a minute or an hour

@@ -262,22 +262,28 @@ async def test_a_key_whose_job_cannot_be_moved_is_named_once_a_minute(
 async def test_a_job_that_cannot_be_blocked_again_stops_no_sweep(
     dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, refuses: str
 ) -> None:
-    """It was granted its key, and its queue is paused since. The naive version names no key any more."""
+    """It was granted its key, and its queue is paused since. So were others, some of them before it and some behind.
+
+    One naive version names no key any more. Another keeps the keys of all jobs that cannot go on.
+    """
     eyes.do("INSERT INTO pgqueue.queue (name, paused_at) VALUES ('closed', now())")
     eyes.do(
-        "INSERT INTO pgqueue.job (task, queue, holds, lock_key, args) "
-        "VALUES ('refused.locked', 'closed', true, 'held', '{\"n\": 20}')"
+        "INSERT INTO pgqueue.job (task, queue, holds, lock_key, args) SELECT "
+        "'refused.locked', 'closed', true, 'held' || n, jsonb_build_object('n', n) FROM generate_series(1, 40) AS n"
     )
     eyes.do(
         "INSERT INTO pgqueue.job (task, state, key, lock_key, lock_limit, on_locked, args) SELECT 'refused.locked', "
-        "'blocked', 'lock:k' || n, 'k' || n, 1, 'wait', jsonb_build_object('n', n) FROM generate_series(1, 5) AS n"
+        "'blocked', 'lock:held' || n, 'held' || n, 1, 'wait', jsonb_build_object('n', 100 + n) "
+        "FROM generate_series(1, 40) AS n"
     )
     eyes.do(refuses.format(table="pgqueue.job_blocked", n=20))
     async with work(dsn, locked) as worker:
         for _ in range(3):
             await worker.services.sweep.sweep()
-        await until(eyes.done(5))
+        await until(eyes.done(39))
         assert worker.state.phase == "running"
+        held = "SELECT queue, state, args ->> 'n' FROM pgqueue.job WHERE state <> 'completed' AND (holds OR queue = '')"
+        assert eyes.all(held) == [("closed", "available", "20")]
     assert len(lines(caplog, "cannot be blocked again")) == 1
 
 

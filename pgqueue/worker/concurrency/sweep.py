@@ -32,19 +32,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 import psycopg
 
 from pgqueue.database.backoff import jittered
-from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
-from pgqueue.database.statements import Row
+from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.jobs.keys import RATE
 from pgqueue.plain_text import plural
-from pgqueue.worker.doubles import is_double, resolve
-from pgqueue.worker.left_alone import Notice
+from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.mover import REFUSED_MOST, Mover
 
 log = logging.getLogger("pgqueue")
 
@@ -56,6 +55,8 @@ LEADER_TIMES, OTHERS_TIMES = 3, 12
 AT_ONCE_SECONDS = 0.05
 """If all workers are to sweep at once, one of them does within this time."""
 KEYS_MOST = 1_000
+REFUSED_SECONDS = 60.0
+"""How long a job is left alone that the server refuses to block again."""
 
 
 class Sweep:
@@ -78,7 +79,9 @@ class Sweep:
         self._look_every = math.inf if told else EVERY_SECONDS
         self._looked = monotonic()
         self._at_once = False
-        self._notice = Notice("cannot be blocked again, and keeps its key")
+        self._mover = Mover(session, notify=False)  # polls find what it has resolved
+        self._left = LeftAlone[int](Notice("cannot be blocked again, and keeps its key"), seconds=REFUSED_SECONDS)
+        """Jobs that the server refuses to block again: the others are blocked without them."""
         self._keyed = False
         """Keys are in use, and this worker may have to go on sweeping."""
         self._last = -math.inf
@@ -138,28 +141,42 @@ class Sweep:
         if not due[0][0]:
             return True
         self._keyed = True
-        block, look = link.statement("sweep_block", n=KEYS_MOST), link.statement("sweep_keys", after="", n=KEYS_MOST)
-        blocked: list[Row] = []
-        try:
-            blocked, [(keys, after)] = await self._session.run(block, look)
-        except psycopg.Error as error:
-            if is_double(error):
-                if not await resolve(self._session, error, notify=False):  # polls find them
-                    raise
-                blocked, [(keys, after)] = await self._session.run(block, look)
-            elif refuses_move(error):
-                self._notice.say("a job that holds a key and cannot go on", error)
-                [[(keys, after)]] = await self._session.run(look)
-            else:
-                raise
-        if blocked:
-            log.info(
-                "%s granted to jobs of paused queues, or of tasks that no worker takes: now others may have that",
-                plural(len(blocked), "key was", "keys were"),
-            )
-        self._name([*keys, *[key for (key,) in blocked]])
+        look = link.statement("sweep_keys", after="", n=KEYS_MOST)
+        stuck, [(keys, after)] = await self._session.run(self._stuck(), look)
+        self._name([*keys, *(await self._block(stuck) if stuck else [])])
         await self._walk(after)
         return True
+
+    def _stuck(self) -> Statement[list[Row]]:
+        passed = integers(self._left.rows())
+        return self._session.link.statement("sweep_stuck", n=KEYS_MOST, passed=passed)
+
+    async def _block(self, jobs: Sequence[Row]) -> list[str]:
+        """Block these jobs again, each of which holds a key and cannot go on; answer the keys."""
+        freed: list[str] = []
+
+        async def block(jobs: Sequence[Row]) -> None:
+            ids = integers(id for id, _ in jobs)
+            [keys] = await self._session.run(self._session.link.statement("sweep_block", ids=ids))
+            freed.extend(key for (key,) in keys)
+
+        try:
+            await block(jobs)
+        except psycopg.Error as error:
+            await self._mover.divide(error, jobs, block, self._refused, most=REFUSED_MOST)
+            [left] = await self._session.run(self._stuck())
+            if renamed := [job for job in left if job not in jobs]:  # its id stood twice
+                await block(renamed)
+        if freed:
+            log.info(
+                "%s granted to jobs of paused queues, or of tasks that no worker takes: now others may have that",
+                plural(len(freed), "key was", "keys were"),
+            )
+        return freed
+
+    async def _refused(self, job: Row, error: psycopg.Error) -> None:
+        id, task = job
+        self._left.leave(id, f"job {id} ({task})", error, extra={"job_id": id})
 
     async def _walk(self, after: str | None) -> None:
         """Name the keys after this one, in order, up to the last one."""
