@@ -29,7 +29,7 @@ from pgqueue.cli.known_names import did_you_mean
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
-from pgqueue.database.backoff import Backoff
+from pgqueue.database.backoff import Backoff, described
 from pgqueue.plain_text import plural
 from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.liveness.watchdog import Watchdog
@@ -153,7 +153,7 @@ async def _give_up(worker: Worker, grace: float) -> None:
     try:
         await worker.stop(min(grace, 5.0))
     except Exception as error:
-        log.warning("could not stop in order: %s; the jobs run again when the lease is over", error)
+        log.warning("could not stop in order: %s; the jobs run again when the lease is over", described(error))
 
 
 class Signals:

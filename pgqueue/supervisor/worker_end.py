@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pgqueue.database import forks
-from pgqueue.database.backoff import transient
+from pgqueue.database.backoff import described, transient
 from pgqueue.jobs.totals import Numbers, Sample
 from pgqueue.supervisor.pipe import Message, Pipe, inherited, line
 from pgqueue.supervisor.process_title import show, worker_title
@@ -140,7 +140,7 @@ class WorkerEnd:
         except Exception as error:
             if not transient(error):
                 raise
-            log.warning("could not note it: %s", error)
+            log.warning("could not note it: %s", described(error))
             jobs = []
         names = ", ".join(f"{job.id} ({job.task})" for job in jobs) or "none"
         log.warning("over the memory limit: %s of %s; jobs running just now: %s", _mib(size), _mib(limit), names)

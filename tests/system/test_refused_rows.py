@@ -9,6 +9,7 @@ from workers import Eyes, until, work
 
 from pgqueue.client.tasks import task
 from pgqueue.jobs.concurrency import Limit, Rate
+from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.relay.relay import Relay
 
 __all__ = ["app_dsn", "sides"]
@@ -255,6 +256,26 @@ async def test_a_key_whose_job_cannot_be_moved_is_named_once_a_minute(
     assert number == "20" and state in ({"failed", "blocked"} if refuses == CHECK else {"available", "blocked"})
     said = [*lines(caplog, "has a job that cannot be moved"), *lines(caplog, "job 20 (refused.locked)")]
     assert 1 <= len(said) <= 2 and all(why in each for each in said)
+
+
+@pytest.mark.promise("F133")
+@pytest.mark.parametrize("table", ["job_done", "job_scheduled", "job_dead"])
+async def test_no_line_about_an_outcome_that_is_refused_quotes_the_row(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, table: str
+) -> None:
+    @task(name="refused.private", retry=RetryPolicy(attempts=1 if table == "job_dead" else 2, first=0.01))
+    async def private(secret: str) -> str:
+        if table != "job_done":
+            raise LookupError("nothing there")
+        return "a private result"
+
+    eyes.do(f"ALTER TABLE pgqueue.{table} ADD CONSTRAINT odd CHECK (task <> 'refused.private') NOT VALID")
+    private.enqueue(eyes.conn, "a private argument")
+    async with work(dsn, private):
+        await until(lambda: lines(caplog, "has run, but"))
+        eyes.do(f"ALTER TABLE pgqueue.{table} DROP CONSTRAINT odd")
+    assert all('"odd"' in said for said in lines(caplog, "has run, but"))
+    assert not [said for said in caplog.messages if "a private" in said or "DETAIL" in said]
 
 
 @pytest.mark.promise("F133")

@@ -46,7 +46,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import emptied, is_loss, persist, transient, wait
+from pgqueue.database.backoff import described, emptied, is_loss, persist, transient, wait
 from pgqueue.database.row_errors import is_about_row, may_be_about_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
@@ -430,7 +430,7 @@ class Completer:
         if instead is not None:
             said = "job %d (%s) has run, but the server refuses to store its outcome, so it %s: %s"
             ends = "is failed" if not isinstance(outcome, Retried) else "is tried again without it"
-            log.error(said, job.id, job.task, ends, error, extra=fields(job))
+            log.error(said, job.id, job.task, ends, described(error), extra=fields(job))
         return instead
 
     async def _unreadable(self, outcome: Outcome) -> bool:
@@ -453,7 +453,7 @@ class Completer:
             "each second. If a right is missing, run `pgqueue grants` for this role",
             job.id,
             job.task,
-            error,
+            described(error),
             extra=fields(job),
         )
 

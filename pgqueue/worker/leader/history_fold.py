@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 
-from pgqueue.database.backoff import of_data
+from pgqueue.database.backoff import described, of_data
 from pgqueue.database.sessions import Session
 
 log = logging.getLogger("pgqueue")
@@ -75,4 +75,4 @@ class HistoryFold:
         else:
             link = self._session.link
             await self._session.run(link.statement("history_fold_lock"), link.statement("history_fold_drop"))
-            log.error("a part of the history cannot be read, and is dropped: %s", error)
+            log.error("a part of the history cannot be read, and is dropped: %s", described(error))

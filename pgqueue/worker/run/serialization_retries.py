@@ -22,7 +22,7 @@ import logging
 import random
 from typing import Any
 
-from pgqueue.database.backoff import doubled, jittered, transient, within
+from pgqueue.database.backoff import described, doubled, jittered, transient, within
 from pgqueue.database.foreign_errors import attribute
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session
@@ -137,7 +137,7 @@ class SerializationRetries:
             before = _answer(noting)
         except Exception as away:
             message = "job %d (%s) was aborted; that could not be noted (%s), so it counts as a failure"
-            log.warning(message, job.id, job.task, away, extra=fields(job))
+            log.warning(message, job.id, job.task, described(away), extra=fields(job))
             return given(job, retry, error, raised=True)
         if before is None and job.written:  # `job.complete(conn)`, and that was committed: the completer finds out
             return given(job, retry, error, raised=True)
