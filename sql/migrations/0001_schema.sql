@@ -1389,9 +1389,10 @@ COMMENT ON TABLE pgqueue.declaration IS 'The schedules that each worker''s code 
 CREATE TABLE pgqueue.worker (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     beat        bigint      NOT NULL DEFAULT 0,
-    lease       interval    NOT NULL CHECK (lease >= interval '1 second'),
-    started_at  timestamptz NOT NULL DEFAULT pgqueue.now(),
-    beat_at     timestamptz NOT NULL DEFAULT pgqueue.now(),
+    -- An age and a deadline are made of these times: no row may have an infinite one, or one that Python does not know.
+    lease       interval    NOT NULL CHECK (lease BETWEEN interval '1 second' AND interval '100 years'),
+    started_at  timestamptz NOT NULL DEFAULT pgqueue.now() CHECK (started_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC'),
+    beat_at     timestamptz NOT NULL DEFAULT pgqueue.now() CHECK (beat_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC'),
     dead_at     timestamptz,
     pid         integer     NOT NULL,
     concurrency integer     NOT NULL,

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from commands import pgqueue as command
 from dashboards import reading
+from psycopg import sql
 
 import pgqueue
 from pgqueue.admin import depth
@@ -107,3 +108,25 @@ def test_every_command_answers(dsn: str, odd: psycopg.Connection[Any]) -> None:
             assert "Traceback" not in done.stderr and done.returncode in (0, 1), (arguments, done.stderr)
             if more:
                 json.loads(done.stdout, parse_constant=pytest.fail)
+
+
+@pytest.mark.promise("F140")
+@pytest.mark.parametrize("column", ["started_at", "beat_at", "lease"])
+def test_a_worker_has_no_time_that_is_none(conn: psycopg.Connection[Any], column: str) -> None:
+    """Naive is to take the row: `why`, `workers` and `doctor` fail for all jobs then."""
+    conn.execute(
+        "INSERT INTO pgqueue.worker (host, pid, version_tag, queues, concurrency, lease) "
+        "VALUES ('h', 7, 'v', '{}', 1, '1 hour')"
+    )
+    conn.commit()
+    change = sql.SQL("UPDATE pgqueue.worker SET {} = {}")
+    for odd in ("100000000 years", "-1 hour") if column == "lease" else TIMES:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            conn.execute(change.format(sql.Identifier(column), sql.Literal(odd)))
+        conn.rollback()
+    if column == "lease" and conn.info.server_version >= 170000:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            conn.execute("UPDATE pgqueue.worker SET lease = 'infinity'")
+        conn.rollback()
+    [only] = pgqueue.workers(conn)
+    assert only.host == "h"
