@@ -473,7 +473,7 @@ async def test_who_waits_behind_a_slow_one_goes_back_and_an_urgent_one_comes_fir
     dsn: str, eyes: Eyes, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, naive: bool
 ) -> None:
     """They had come in because jobs were short so far. Naive is a chain that lasts as long as it lasts."""
-    monkeypatch.setattr("pgqueue.worker.held_jobs.LONGEST_SECONDS", 600.0 if naive else 0.2)
+    monkeypatch.setattr("pgqueue.worker.held_jobs.LONGEST_SECONDS", 600.0 if naive else 1.0)
     gates = Gates()
     jobs = gates.put(conn, 5)
     async with work(dsn, gates.task) as worker:

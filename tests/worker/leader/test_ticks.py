@@ -479,6 +479,54 @@ async def test_one_that_does_not_lead_sends_nothing_until_told_that_ticks_are_ov
         assert len(bench.sent) == sent
 
 
+async def test_overdue_ticks_whose_making_fails_are_made_at_the_next_round(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive is to forget before the round that they are asked for: a worker that does not lead asks no second time."""
+    schedules.add(eyes.conn, "s", Every(86_400), "x")
+    eyes.do("UPDATE pgqueue.schedule SET next_at = now() - interval '10 s'")
+    async with makers(dsn) as [bench]:
+        bench.leads = False
+        bench.ticks.overdue()
+        with monkeypatch.context() as away:
+            away.setattr(bench.ticks, "make", _fails(psycopg.OperationalError("away")))
+            with pytest.raises(psycopg.OperationalError):
+                await bench.ticks.round()
+        assert not made(eyes)
+        await bench.ticks.round()
+        assert len(made(eyes)) == 1
+
+
+@pytest.mark.promise("F133")
+async def test_a_schedule_whose_stored_parts_are_damaged_harms_only_itself(dsn: str, eyes: Eyes) -> None:
+    """Naive is to take damage for a fault of the database: no schedule makes a tick any more."""
+    for name in ("a", "damaged", "z"):
+        schedules.add(eyes.conn, name, Every(86_400), "x")
+    eyes.do("UPDATE pgqueue.schedule SET next_at = now() - interval '10 s'")
+    async with makers(dsn) as [bench]:
+        run = bench.session.run
+
+        async def broken(*messages: Statement[Any], **options: Any) -> list[Any]:
+            for message in messages:
+                made_now = message.sql == statements.text("ticks_make", "pgqueue")
+                read = message.sql == statements.text("ticks_readable", "pgqueue")
+                if (made_now or read) and "damaged" in json.dumps(message.params):
+                    raise psycopg.errors.DataCorrupted("missing chunk number 0 for toast value 1")
+            return await run(*messages, **options)
+
+        bench.session.run = broken  # type: ignore[method-assign]
+        await bench.ticks.round()
+    assert len(made(eyes, "a")) == len(made(eyes, "z")) == 1 and not made(eyes, "damaged")
+    assert eyes.all("SELECT name FROM pgqueue.schedule WHERE refused IS NOT NULL") == [("damaged",)]
+
+
+def _fails(error: Exception) -> Any:
+    async def fails(*_: object) -> None:
+        raise error
+
+    return fails
+
+
 async def test_a_leader_whose_loop_hangs_is_helped(dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its session keeps the lead, and its heartbeat goes on."""
     from pgqueue.worker.leader import scheduler

@@ -132,6 +132,27 @@ async def test_only_our_own_jobs_are_stopped_and_each_once(heard: Heard, eyes: E
     assert eyes.state(untouched) == "running"
 
 
+async def test_a_request_whose_reading_fails_is_read_at_the_next_round(
+    heard: Heard, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive is to forget the word before the reading: a worker that holds no job just now looks no second time."""
+    job = running(eyes)
+    pgqueue.cancel(eyes.conn, job)
+    heard.service._state.held.clear()
+    heard.service.wake()
+
+    async def away() -> None:
+        raise psycopg.OperationalError("away")
+
+    with monkeypatch.context() as lost:
+        lost.setattr(heard.service, "_read", away)
+        with pytest.raises(psycopg.OperationalError):
+            await heard.service.round()
+    assert not heard.stopped
+    await heard.service.round()
+    assert [stopped for stopped, _ in heard.stopped] == [job]
+
+
 async def test_a_job_not_at_hand_yet_is_looked_for_again_soon(heard: Heard, eyes: Eyes) -> None:
     """Its claim has been committed, and the answer is still on its way to us."""
     job = running(eyes)
