@@ -15,7 +15,7 @@ from typing import IO, Any
 import click
 
 from pgqueue.config import safe
-from pgqueue.database.foreign_errors import said
+from pgqueue.database.foreign_errors import POOLED, pooled, said
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import (
     BulkNotFound,
@@ -44,8 +44,6 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141  # as if SIGPIPE had ended us: the reader, such as head, reads no more
 
 _NO_TABLE = frozenset({"42P01", "3F000"})
-_POOLED = frozenset({"42P05", "26000"})
-"""A prepared statement is there already, or is not there: the pooler has given the connection another session."""
 
 
 class Refusal(click.ClickException):
@@ -117,6 +115,6 @@ def line_of(error: BaseException) -> str:
     function = trigger_of(error)
     if function is not None:
         return f"the application's function {function}, in a trigger on a table of pgqueue, has raised: {text}"
-    if getattr(error, "sqlstate", None) in _POOLED:
-        text += ". A pooler is in between that cannot do prepared statements: set PGQUEUE_PREPARE=off"
+    if pooled(error):
+        text += f". {POOLED}"
     return f"database unreachable or refused: {text}"

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from pgqueue.database.foreign_errors import POOLED, pooled
 from pgqueue.database.triggers import trigger_of
 
 log = logging.getLogger("pgqueue")
@@ -68,8 +69,11 @@ def emptied(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """The error in words. If a trigger of the application has raised it, that is named."""
+    """The error in words. If a trigger of the application has raised it, that is named. So is the setting for a pooler
+    that cannot do prepared statements."""
     said, function = without_values(error), trigger_of(error)
+    if pooled(error):
+        said += f". {POOLED}"
     return said if function is None else f"the application's function {function}, in a trigger, has raised: {said}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+POOLED = "A pooler is in between that cannot do prepared statements: set PGQUEUE_PREPARE=off"
+
 
 def attribute(error: object, name: str) -> object:
     """The value of this attribute; None if there is none, or if it cannot be read."""
@@ -21,3 +23,9 @@ def said(error: object) -> str:
 def wrapped(error: BaseException) -> list[object]:
     """The error, and those that it may wrap: SQLAlchemy and Django wrap the driver's."""
     return [error, attribute(error, "orig"), attribute(error, "__cause__")]
+
+
+def pooled(error: BaseException) -> bool:
+    """Whether a prepared statement is there already, or is not there: a pooler has given the connection another
+    session."""
+    return attribute(error, "sqlstate") in ("42P05", "26000")

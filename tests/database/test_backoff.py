@@ -12,6 +12,7 @@ from pgqueue.database.backoff import (
     FAILED_SECONDS,
     LOST_SECONDS,
     Backoff,
+    described,
     doubled,
     is_loss,
     jittered,
@@ -20,6 +21,7 @@ from pgqueue.database.backoff import (
     transient,
     wait,
 )
+from pgqueue.database.foreign_errors import POOLED
 
 TRANSIENT = [
     psycopg.OperationalError("connection refused"),
@@ -220,3 +222,23 @@ async def test_waiting_says_whether_the_event_came_and_never_clears_it() -> None
     assert await wait(event, None)
     assert event.is_set()
     assert await wait(event, 0.0)
+
+
+def test_the_setting_for_a_pooler_that_forgets_prepared_statements_is_named_in_every_line() -> None:
+    """All services of a worker say the same, again and again: `it does not exist` helps no reader of a log."""
+    for error in (errors.DuplicatePreparedStatement("it exists"), errors.InvalidSqlStatementName("there is none")):
+        assert described(error) == f"{error}. {POOLED}" and "PGQUEUE_PREPARE=off" in POOLED
+    assert described(errors.DuplicateTable("it exists")) == "it exists"
+
+
+async def test_a_loop_says_it(caplog: pytest.LogCaptureFixture) -> None:
+    tries = 0
+
+    async def step() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise errors.InvalidSqlStatementName("prepared statement does not exist")
+
+    await persist(step, name="fetch", until=lambda: tries == 2)
+    assert "fetch: prepared statement does not exist. A pooler is in between" in caplog.text

@@ -30,7 +30,7 @@ import msgspec
 import psycopg
 
 from pgqueue.database import forks, statements
-from pgqueue.database.backoff import Backoff, is_loss, one_line, transient, within
+from pgqueue.database.backoff import Backoff, described, is_loss, transient, within
 from pgqueue.database.sessions import PAUSE_MOST, Identity, Session
 from pgqueue.worker.liveness.blocked_loop import BlockedLoop
 from pgqueue.worker.liveness.memory import rss
@@ -229,7 +229,7 @@ class Heartbeat:
         elif is_loss(error):
             return self._session.link.outage.pause(NAME)
         pause = self._backoff.pause()
-        log.warning("heartbeat: %s; trying again in %.2f s", one_line(error), pause)
+        log.warning("heartbeat: %s; trying again in %.2f s", described(error), pause)
         return pause
 
     def _wait(self, seconds: float, *, relieves: bool = False) -> None:
