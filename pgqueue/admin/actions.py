@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, overload
 
-from pgqueue.admin.filters import LEFT_OUT, RETRYING, Filter, checked, filtered, finding
+from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
 from pgqueue.admin.retry_locks import locking
 from pgqueue.config import client
 from pgqueue.database.drivers import alone
@@ -29,6 +29,7 @@ from pgqueue.database.statements import Statement, integers, text
 from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import Error, InvalidOption, JobNotFound
 from pgqueue.jobs.actors import actor_of
+from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
 from pgqueue.jobs.validation import aware
 from pgqueue.options import checks_options
 from pgqueue.plain_text import plural
@@ -39,11 +40,6 @@ ROUNDS = 100
 """The statement is sent at most this often. Each time a job must have changed its state at that very moment."""
 REASON_MOST = 500  # characters
 BY_HAND = "cancelled by hand"
-WAITING = ("available", "scheduled", "blocked")
-LIVE = (*WAITING, "running")
-DEAD = ("failed", "cancelled")
-DONE = ("completed", "skipped")
-ENDED = (*DONE, *DEAD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,13 @@ from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import seconds
+from pgqueue.jobs.states import RETRYING
 from pgqueue.jobs.validation import check_queue
 from pgqueue.options import check_id, check_states, check_text
 
 WALKED_MOST = 20_000
 TASK_MOST = 200
 """Characters: the column has no more. An operation keeps its filter, and shows it."""
-RETRYING = "retrying"
-"""Not a state: the scheduled jobs that wait for another attempt. A filter takes it as one."""
-
 LEFT_OUT: Any = ...
 """The default of a filter's parts. None is different: `queue=None` was given, and means any queue."""
 

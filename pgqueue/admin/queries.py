@@ -22,13 +22,13 @@ import msgspec
 from pgqueue.admin import depth
 from pgqueue.admin.depth import Count as Count
 from pgqueue.admin.depth import Measured, QueueInfo, UnknownTask
-from pgqueue.admin.filters import RETRYING
 from pgqueue.config import config
 from pgqueue.database import drivers, shown, steps
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption, JobNotFound
 from pgqueue.jobs.codec import json_object
+from pgqueue.jobs.states import ASKED, ENDED, PARTITIONS, RETRYING, STATES
 from pgqueue.options import (
     HIGHEST_ID,
     check_id,
@@ -46,19 +46,6 @@ LIMIT_MOST = 10_000
 ROOM = 64 << 20
 """So many bytes the arguments, headers and results of a page take. They are read at once; those of the largest jobs are
 not shown."""
-
-# The partitions, and the states each holds. A search walks whole partitions: a job that it filters out was looked at.
-_PARTITIONS = {
-    "scheduled": ("scheduled",),
-    "available": ("available",),
-    "blocked": ("blocked",),
-    "running": ("running",),
-    "done": ("completed", "skipped"),
-    "dead": ("failed", "cancelled"),
-}
-STATES = tuple(state for states in _PARTITIONS.values() for state in states)
-ASKED = (*STATES, RETRYING)
-"""What a search may be asked for as a state. `retrying` is none: it names some of the scheduled jobs."""
 
 _PLACE = re.compile(
     r"(\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-][\d:]{2,8}(?: BC)?|-?infinity)/(\d{1,19})", re.ASCII
@@ -376,7 +363,7 @@ def newest(schema: str, but: Iterable[int] = (), room: int = ROOM, **asked: Unpa
     params: dict[str, object] = {
         "parts": [
             part
-            for part, held in _PARTITIONS.items()
+            for part, held in PARTITIONS.items()  # whole ones: a job that is filtered out was looked at
             if {*held} & {*states} or (part == "scheduled" and RETRYING in states)
         ],
         "states": list(states),
@@ -403,7 +390,7 @@ def _order(states: Iterable[str]) -> str:
     """The column that orders the jobs of these states. Each one has an index in this order, so a page is short work."""
     if set(states) <= {"scheduled", RETRYING}:
         return "run_at"
-    return "finished_at" if set(states) <= {*_PARTITIONS["done"], *_PARTITIONS["dead"]} else "id"
+    return "finished_at" if set(states) <= {*ENDED} else "id"
 
 
 _FIRST: Mapping[str, int | str] = {

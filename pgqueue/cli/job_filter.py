@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from pgqueue.admin.actions import Answer, By
     from pgqueue.database.steps import Steps
 
-LIVE = ("available", "scheduled", "blocked", "running")
-DONE = ("completed", "skipped")
-DEAD = ("failed", "cancelled")
-"""The states of jobs, as `admin.actions` has them: a command line that only shows its help does not load that."""
 F = TypeVar("F", bound=Callable[..., Any])
 Changing = Callable[[Iterable[int], "By"], "Steps[list[Answer]]"]
 """What is done to the jobs of these ids, and what the record says of it."""

@@ -29,6 +29,7 @@ from pgqueue.config import Config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobNotFound, ResultTimeout
+from pgqueue.jobs.states import ENDED
 
 if TYPE_CHECKING:
     import psycopg
@@ -58,7 +59,7 @@ class Outcome:
 
     @property
     def ended(self) -> bool:
-        return self.state in ("completed", "skipped", "failed", "cancelled")
+        return self.state in ENDED
 
 
 @dataclass(frozen=True, slots=True)

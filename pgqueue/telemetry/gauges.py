@@ -23,6 +23,7 @@ from pgqueue.database import embedded, forks, steps
 from pgqueue.database.sessions import Link, options
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
+from pgqueue.jobs.states import LIVE
 from pgqueue.jobs.totals import Sample
 from pgqueue.plain_text import plain
 
@@ -31,7 +32,6 @@ log = logging.getLogger("pgqueue")
 QUEUES_MOST, OUTBOXES_MOST = 200, 200
 OTHER_QUEUES = "other queues"
 """The name under which the rest is shown. It has a blank, so no queue has it."""
-STATES = ("available", "scheduled", "blocked", "running")
 REASONS = ("lock", "limit", "rate", UNKNOWN)
 STATEMENT_SECONDS, CONNECT_SECONDS = 1, 2
 ANSWER_SECONDS = 1.5
@@ -89,7 +89,7 @@ def _of_jobs(found: Measured) -> Iterator[Sample]:
     for reason, n in blocked.items():
         yield "pgqueue_blocked", {"reason": reason}, n
     for name, queues in _by_name(depth.queue_list(found, most=None)):
-        for state in STATES:
+        for state in LIVE:
             yield "pgqueue_depth", {"queue": name, "state": state}, sum(getattr(each, state).n for each in queues)
         oldest = max(each.oldest or 0.0 for each in queues)
         blocked_for = max(each.longest_blocked or 0.0 for each in queues)
@@ -99,7 +99,7 @@ def _of_jobs(found: Measured) -> Iterator[Sample]:
 
 def _by_name(queues: Sequence[QueueInfo]) -> Iterator[tuple[str, list[QueueInfo]]]:
     """The queues by the names that are shown: the 200 that have most jobs, and the rest together."""
-    largest = sorted(queues, key=lambda each: (-sum(getattr(each, state).n for state in STATES), each.name))
+    largest = sorted(queues, key=lambda each: (-sum(getattr(each, state).n for state in LIVE), each.name))
     shown: dict[str, list[QueueInfo]] = {}
     for place, each in enumerate(largest):
         shown.setdefault(plain(each.name) if place < QUEUES_MOST else OTHER_QUEUES, []).append(each)

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from pgqueue.admin.actions import WAITING
 from pgqueue.admin.queries import JobInfo, newest
 from pgqueue.client import tasks
 from pgqueue.client.tasks import Task
 from pgqueue.config import config
 from pgqueue.errors import InvalidArguments
+from pgqueue.jobs.states import WAITING
 from pgqueue.testing.steps import Steps, aplay, play
 
 SHOWN = 20

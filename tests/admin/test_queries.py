@@ -14,6 +14,7 @@ from pgqueue.admin import queries
 from pgqueue.database import drivers, migrations
 from pgqueue.database.statements import Statement
 from pgqueue.errors import InvalidArguments, InvalidOption, JobNotFound
+from pgqueue.jobs.states import STATES
 
 Conn = psycopg.Connection[Any]
 HOUR_AGO = datetime.now(UTC) - timedelta(hours=1)
@@ -451,7 +452,7 @@ def test_an_unknown_state_names_those_that_exist(conn: Conn) -> None:
 
 def test_an_empty_database_has_zeros(conn: Conn) -> None:
     status = queries.status(conn)
-    assert dict(status.states) == dict.fromkeys(queries.STATES, queries.Count(0, True))
+    assert dict(status.states) == dict.fromkeys(STATES, queries.Count(0, True))
     assert (status.queues, status.workers, status.schema) == ((), (), "pgqueue")
     assert status.version == len(migrations.files())
 

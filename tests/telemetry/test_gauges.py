@@ -22,6 +22,7 @@ from pgqueue.client.tasks import task
 from pgqueue.database import steps
 from pgqueue.database.grants import Kind
 from pgqueue.database.sessions import Link, Session, options
+from pgqueue.jobs.states import LIVE
 from pgqueue.jobs.totals import Numbers
 from pgqueue.telemetry import gauges as gauges_module
 from pgqueue.telemetry.gauges import ANSWER_SECONDS, OTHER_QUEUES, QUEUES_MOST, Reader, gauges
@@ -75,7 +76,7 @@ def test_jobs_are_shown_by_queue_state_and_reason(conn: Conn) -> None:
         "SELECT 'blocked', 't', 'mail', 'order:7', 'lock:order:7' FROM generate_series(1, 2)"
     )
     found = read(conn)
-    states = {state: found["pgqueue_depth", ("mail", state)] for state in gauges_module.STATES}
+    states = {state: found["pgqueue_depth", ("mail", state)] for state in LIVE}
     assert states == {"available": 4, "scheduled": 1, "blocked": 2, "running": 0}
     assert found["pgqueue_blocked", ("lock",)] == 2 and found["pgqueue_blocked", ("rate",)] == 0
     assert found["pgqueue_unknown_tasks", ()] == 1

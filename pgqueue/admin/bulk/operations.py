@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from pgqueue.admin.actions import BY_HAND, DEAD, DONE, ENDED, LIVE, WAITING, checked_reason
+from pgqueue.admin.actions import BY_HAND, checked_reason
 from pgqueue.admin.depth import Count
-from pgqueue.admin.filters import RETRYING, Filter, filtered
+from pgqueue.admin.filters import Filter, filtered
 from pgqueue.config import client
 from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import BulkNotFound, InvalidOption
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.durations import seconds
+from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
 from pgqueue.jobs.validation import aware
 from pgqueue.options import HIGHEST_ID, check_limit, checks_options
 

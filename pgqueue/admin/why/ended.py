@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pgqueue.admin.queries import JobInfo
 from pgqueue.admin.why.reasons import Facts, Reason, lasting
+from pgqueue.jobs.states import DEAD
 
 _MEANS = {
     "error": "its handler failed",
@@ -44,7 +45,7 @@ def reasons(job: JobInfo, by: Sequence[Facts]) -> list[Reason]:
         text += f": {job.reason}" + (f" ({_MEANS[job.reason]})" if _is_ours(job) else "")
     if job.attempt and job.state != "skipped":
         text += f"; attempt {job.attempt}" + (f" of {job.max_attempts}" if job.max_attempts else "")
-    if job.attempts and job.state in ("failed", "cancelled"):
+    if job.attempts and job.state in DEAD:
         last = job.attempts[-1]
         details |= {"outcome": last.outcome, "error_type": last.error_type, "message": last.message}
         said = ": ".join(part for part in (last.error_type, last.message) if part)

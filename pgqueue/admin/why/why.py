@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pgqueue.admin.actions import WAITING
 from pgqueue.admin.audit import BULKS_MOST
 from pgqueue.admin.queries import JobInfo, read_one
 from pgqueue.admin.why import ended, keys, missing, running, waiting
@@ -25,6 +24,7 @@ from pgqueue.config import config
 from pgqueue.database import shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.jobs.states import WAITING
 from pgqueue.options import check_id, checks_options
 
 ROUNDS = 5

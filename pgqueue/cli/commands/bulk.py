@@ -12,10 +12,11 @@ from pgqueue.cli.bulk_progress import Progress, follow, summary
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.groups import Group
-from pgqueue.cli.job_filter import DEAD, DONE, LIVE, ask
+from pgqueue.cli.job_filter import ask
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, Moment, Whole, actor, as_json, database
 from pgqueue.cli.tables import span, table
+from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
 from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plural
 
@@ -125,7 +126,7 @@ def _all_of(states: Sequence[str]) -> str:
 
 
 @command.command("cancel")
-@filtering((*LIVE, "retrying"), ended=False)
+@filtering((*LIVE, RETRYING), ended=False)
 @click.option("--reason", help="Kept with the jobs [cancelled by hand].")
 def cancel(**given: Any) -> None:
     """Cancel all jobs that fit.
@@ -147,14 +148,14 @@ def retry(**given: Any) -> None:
 
 
 @command.command("discard")
-@filtering((*DONE, *DEAD), ended=True)
+@filtering(ENDED, ended=True)
 def discard(**given: Any) -> None:
     """Delete all jobs that have ended and fit."""
     _act("discard", given)
 
 
 @command.command("reschedule")
-@filtering((*LIVE[:3], "retrying"), ended=False)
+@filtering((*WAITING, RETRYING), ended=False)
 @click.option("--at", type=Moment(), metavar="TIME", help="At this moment, such as 2026-12-24T18:00+01:00.")
 @click.option("--now", is_flag=True, help="At once.")
 def reschedule(at: datetime | None, now: bool, **given: Any) -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import LIVE, Chosen, act, filters
+from pgqueue.cli.job_filter import Chosen, act, filters
 from pgqueue.cli.options import actor, as_json, database
+from pgqueue.jobs.states import LIVE, RETRYING
 
 
 @click.command("cancel")
-@filters((*LIVE, "retrying"))
+@filters((*LIVE, RETRYING))
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Kept with the job.")
 @actor
 @as_json

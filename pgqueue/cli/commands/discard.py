@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import DEAD, DONE, Chosen, act, filters
+from pgqueue.cli.job_filter import Chosen, act, filters
 from pgqueue.cli.options import Duration, actor, as_json, database
-
-ENDED = (*DONE, *DEAD)
+from pgqueue.jobs.states import ENDED
 
 
 @click.command("discard")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgqueue.admin.queries import ASKED
 from pgqueue.cli.database import clock, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import span, table, width
+from pgqueue.jobs.states import ASKED
 from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plain_json, plain_lines, plural
 

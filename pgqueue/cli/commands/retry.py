@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import DEAD, Chosen, act, filters
+from pgqueue.cli.job_filter import Chosen, act, filters
 from pgqueue.cli.options import actor, as_json, database
+from pgqueue.jobs.states import DEAD
 
 
 @click.command("retry")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgqueue.admin.queries import STATES
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.queue_table import counted, pauses, queue_table
 from pgqueue.cli.tables import fitting, short, span, table, width
+from pgqueue.jobs.states import STATES
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.bulk.operations import STATES
-from pgqueue.admin.queries import ASKED, SEARCHED_MOST, Criteria, asearch
+from pgqueue.admin.queries import SEARCHED_MOST, Criteria, asearch
+from pgqueue.jobs.states import ASKED
 from pgqueue.web.pages.page import Asked, Page, TooDeep, plain, read_time
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
