@@ -21,6 +21,8 @@ GROUND = "errors config logs distribution early_signals options plain_text"
 # What each wing may import: itself, and these. A name with dots is one module and nothing else of its wing.
 WINGS = {
     **{module: GROUND for module in GROUND.split()},
+    # Read and never run: `pgqueue` imports a name at its first use.
+    "names": "admin client config database errors jobs relay worker",
     "jobs": GROUND,
     "database": GROUND,
     "client": f"{GROUND} database jobs",
@@ -244,16 +246,32 @@ def in_a_process(code: str) -> str:
     return done.stdout
 
 
-def test_every_public_name_has_its_place_for_people_and_at_run_time() -> None:
-    """Three lists: what type checkers read, what `import *` gives, and where each name comes from at its first use."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module is not None]
-    typed = {name.name: node.module for node in nodes for name in node.names if str(node.module).startswith("pgqueue.")}
-    assert sorted(typed) == pgqueue.__all__ and set(typed) <= set(dir(pgqueue))
-    for name, place in pgqueue._MODULES.items():
-        assert getattr(pgqueue, name).__name__ == f"pgqueue.{place}" == f"{typed.pop(name)}.{name}"
-    assert typed == {name: f"pgqueue.{place}" for name, place in pgqueue._PLACE.items()}
+def test_a_public_name_is_one_line_for_type_checkers_and_at_run_time() -> None:
+    """What `import *` gives and where each name comes from is read from the lines that type checkers read."""
+    lines = [node for node in ast.parse(modules()["names"].read_text(encoding="utf-8")).body[1:]]
+    assert all(isinstance(node, ast.ImportFrom) and len(node.names) == 1 for node in lines)
+    typed = {node.names[0].name: node.module for node in lines if isinstance(node, ast.ImportFrom)}
+    assert len(typed) == len(lines) > 100 and all(node.names[0].asname in typed for node in lines)  # type: ignore[attr-defined]
+    assert pgqueue._places() == typed
+    assert pgqueue.__all__ == sorted(typed) and {*typed, "__all__"} <= set(dir(pgqueue))
+    assert pgqueue.schedules.__name__ == f"{typed.pop('schedules')}.schedules"
     assert all(getattr(pgqueue, name).__module__ == place for name, place in typed.items())
+
+
+def test_a_star_gives_the_public_names_and_imports_no_list_of_them() -> None:
+    said = in_a_process(
+        "from pgqueue import *; print(*sorted(each for each in dir() if each[0] != '_')); "
+        "import sys; print('pgqueue.names' in sys.modules)"
+    )
+    assert said == f"{' '.join(pgqueue.__all__)}\nFalse\n"
+
+
+def test_the_public_names_are_there_where_no_code_can_be_read() -> None:
+    said = in_a_process(
+        "import pgqueue; pgqueue.PathFinder = type('Blind', (), {'find_spec': lambda *_: None}); "
+        "print(pgqueue.Job, *pgqueue.__all__)"
+    )
+    assert said == f"{pgqueue.Job} {' '.join(pgqueue.__all__)}\n"
 
 
 def test_the_package_imports_nothing_before_it_is_used() -> None:
