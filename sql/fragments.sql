@@ -571,7 +571,7 @@ ARRAY[ROW(
     coalesce(%(run_at)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(delay)s::float8)),
     coalesce(%(deadline)s::text::timestamptz, pgqueue.now() + make_interval(secs => %(deadline_seconds)s::float8)),
     %(lock_key)s::text, %(lock_limit)s::integer, %(on_locked)s::text, %(limit_key)s::text, %(rate_key)s::text,
-    %(unique_key)s::text, %(idempotency_key)s::text, %(hold)s::text, %(hold_seconds)s::float8, %(replaces)s::boolean
+    %(unique_key)s::text, %(idempotency_key)s::text, %(hold)s::text, %(hold_seconds)s::float8, %(on_duplicate)s::text = 'replace'
 )::pgqueue.keyed_job]
 
 -- name: first_state

@@ -17,6 +17,7 @@ from commands import pgqueue, working
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job, fields
 from pgqueue.logs import Json, Text
 
@@ -130,7 +131,7 @@ def test_text_is_time_level_logger_message() -> None:
 
 
 def test_the_fields_of_a_job() -> None:
-    row = (7, 7, 11, "mail", "mail.send", "{}", 2, 5, None, 0, 0, 0, None, None, None, None, None)
+    row = claimed(id=7, queue="mail", task="mail.send", attempt=2)
     assert fields(Job(row, claim=1), hook="x") == {
         "job_id": 7,
         "task": "mail.send",

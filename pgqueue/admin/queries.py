@@ -473,14 +473,15 @@ def _attempt(row: Mapping[str, Any]) -> Attempt:
 
 def _timed(row: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The values of the columns that `kind` has, times as datetimes."""
-    return {name: shown.moment(row[name]) if name in _TIMES else row[name] for name in _names(kind) if name in row}
+    columns = _COLUMNS[kind]
+    return {name: shown.moment(row[name]) if time else row[name] for name, time in columns.items() if name in row}
 
 
-def _names(kind: Any) -> Iterable[str]:
-    return (field.name for field in fields(kind))
-
-
-_TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadline", "updated_at"})
+_COLUMNS: dict[type, dict[str, bool]] = {
+    kind: {field.name: str(field.type).startswith("datetime") for field in fields(kind)}
+    for kind in (JobInfo, JobProgress, Attempt)
+}
+"""The fields of what is read from a row, and whether each is a time."""
 
 
 def _short(number: float | None) -> str:

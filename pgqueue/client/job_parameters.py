@@ -1,19 +1,24 @@
 """The values of jobs as parameters of one statement. Used by `enqueue` and `unique_enqueue`. No I/O.
 
 One job has a parameter for each value. Of a batch each parameter is a column, as text: thousands of jobs become a few
-parameters. The SQL splits these texts by `string_to_table`.
+parameters. The SQL splits these texts by `string_to_table`. Which ones there are is said by the table in fields.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
+from pgqueue.jobs.fields import FIELDS, KEY_FIELDS, Field, compiled, mapping
 from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.keys import Keys
+
+Values = Callable[[NewJob[Any]], dict[str, object]]
+Columns = Callable[[Sequence[NewJob[Any]]], dict[str, object]]
 
 # A parameter of PostgreSQL holds 1 GB; a character takes at most 4 bytes.
 _MOST_CHARACTERS = 250_000_000
@@ -48,80 +53,78 @@ def quoted(key: str) -> str:
     return msgspec.json.encode(key).decode()
 
 
-def columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
-    """The jobs column by column, without their unique keys."""
-    params = plain_columns(jobs)
-    params["run_at"] = column([job.run_at for job in jobs], moment_of)
-    params["delay"] = column([job.delay for job in jobs], repr)
-    deadlines = [deadline_of(job) for job in jobs]
-    params["deadline"] = column([deadline for deadline, _ in deadlines])
-    params["deadline_seconds"] = column([seconds for _, seconds in deadlines], repr)
-    params["lock_key"] = column([job.lock_key for job in jobs], quoted)
-    params["lock_limit"] = column([job.lock_limit for job in jobs], str)
-    params["on_locked"] = column([job.on_locked for job in jobs])
-    params["limit_key"] = column([job.limit_key for job in jobs], quoted)
-    params["rate_key"] = column([job.rate_key for job in jobs], quoted)
-    return params
+def moment(value: datetime | None) -> str | None:
+    if value is None:
+        return None
+    try:  # in UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24
+        return value.astimezone(UTC).isoformat()
+    except OverflowError:
+        raise InvalidOption(f"{value!r}: give a time between the years 1 and 9999, in UTC") from None
 
 
-def plain_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
-    return {
-        "task": column([job.task for job in jobs]),
-        "args": lines([job.args for job in jobs]),
-        "queue": column([job.queue for job in jobs]),
-        "priority": column([job.priority for job in jobs], str),
-        "headers": column([job.headers for job in jobs]),
-        "max_attempts": column([job.max_attempts for job in jobs], str),
-    }
+_NAMES = {"column": column, "lines": lines, "moment": moment, "quoted": quoted}
+_PLAIN = [field for field in FIELDS if field.plain]
+_LATER = [name for name in NewJob.__struct_fields__ if name in {each.name for each in FIELDS if not each.plain}]
 
 
-def values(job: NewJob[Any]) -> dict[str, object]:
-    """The values of one job, without its unique keys."""
-    deadline, seconds = deadline_of(job)
-    return plain_values(job) | {
-        "run_at": moment_of(job.run_at),
-        "delay": job.delay,
-        "deadline": deadline,
-        "deadline_seconds": seconds,
-        "lock_key": job.lock_key,
-        "lock_limit": job.lock_limit,
-        "on_locked": job.on_locked,
-        "limit_key": job.limit_key,
-        "rate_key": job.rate_key,
-    }
+def _value(field: Field) -> str:
+    return f"moment({field.read})" if field.line == "moment" else field.read
 
 
-def plain_values(job: NewJob[Any]) -> dict[str, object]:
-    return {
-        "task": job.task,
-        "args": job.args,
-        "queue": job.queue,
-        "priority": job.priority,
-        "headers": job.headers,
-        "max_attempts": job.max_attempts,
-    }
+def _column(field: Field) -> str:
+    if field.line == "each":
+        return f"lines([{field.read} for job in jobs])"
+    return f"column([{field.read} for job in jobs], {None if field.line == 'as_it_is' else field.line})"
 
 
-def is_plain(job: NewJob[Any]) -> bool:
-    """Whether the job may run at once and has no deadline, lock, limit or rate."""
-    timed = job.run_at is not None or job.delay is not None or job.deadline is not None
-    return not timed and job.lock_key is None and job.limit_key is None and job.rate_key is None
+def _key_column(field: Field) -> str:
+    form = None if field.line == "as_it_is" else field.line
+    return f"column([{field.default!r} if keys is None else {field.read} for keys in all_keys], {form})"
+
+
+def of_one(fields: Iterable[Field]) -> Values:
+    """The function of a job that makes its parameters, a value each."""
+    return compiled(f"lambda job: {mapping({field.name: _value(field) for field in fields})}", _NAMES)
+
+
+def of_batch(fields: Iterable[Field]) -> Columns:
+    """The function of jobs that makes their parameters, a column of text each."""
+    return compiled(f"lambda jobs: {mapping({field.name: _column(field) for field in fields})}", _NAMES)
+
+
+def of_arrays(fields: Iterable[Field]) -> Columns:
+    """The function of jobs that makes their parameters, an array each."""
+    arrays = {field.name: f"[{_value(field)} for job in jobs]" for field in fields}
+    return compiled(f"lambda jobs: {mapping(arrays)}", _NAMES)
+
+
+values = of_one(FIELDS)
+"""The values of one job, without its unique keys."""
+plain_values = of_one(_PLAIN)
+columns = of_batch(FIELDS)
+"""The jobs column by column, without their unique keys."""
+plain_columns = of_batch(_PLAIN)
+arrays = of_arrays(FIELDS)
+
+_SENT_KEYS = [field for field in KEY_FIELDS if field.line]
+key_values: Callable[[Keys], dict[str, object]] = compiled(
+    f"lambda keys: {mapping({field.name: field.read for field in _SENT_KEYS})}", {}
+)
+_key_columns: Callable[[Sequence[Keys | None]], dict[str, object]] = compiled(
+    f"lambda all_keys: {mapping({field.name: _key_column(field) for field in _SENT_KEYS})}", _NAMES
+)
+
+
+def key_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
+    """The unique keys of the jobs, column by column."""
+    return _key_columns([job.keys for job in jobs])
+
+
+is_plain: Callable[[NewJob[Any]], bool] = compiled(
+    "lambda job: " + " and ".join(f"job.{name} is None" for name in _LATER), {}
+)
+"""Whether the job may run at once and has no deadline, lock, limit or rate."""
 
 
 def has_keys(jobs: Sequence[NewJob[Any]]) -> bool:
     return any([job.keys is not None for job in jobs])
-
-
-def deadline_of(job: NewJob[Any]) -> tuple[str | None, float | None]:
-    """The job's deadline as a time, or as seconds from now; one of the two is None."""
-    deadline = job.deadline
-    return (moment_of(deadline), None) if isinstance(deadline, datetime) else (None, deadline)
-
-
-def moment_of(moment: datetime | None) -> str | None:
-    if moment is None:
-        return None
-    try:  # in UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24
-        return moment.astimezone(UTC).isoformat()
-    except OverflowError:
-        raise InvalidOption(f"{moment!r}: give a time between the years 1 and 9999, in UTC") from None

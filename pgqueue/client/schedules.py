@@ -23,6 +23,7 @@ from pgqueue.errors import InvalidArguments, InvalidOption, ScheduleDeclared, Sc
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.codec import keywords_only
 from pgqueue.jobs.cron import When, check_when
+from pgqueue.jobs.fields import FIELDS
 from pgqueue.jobs.job import Enqueueable, NewJob
 from pgqueue.jobs.validation import check_task_name
 from pgqueue.options import check_text
@@ -30,9 +31,10 @@ from pgqueue.options import check_text
 P = ParamSpec("P")
 
 NAME_MOST = 200  # bytes
-# The fields of a job that a schedule keeps or refuses. The schedule's columns and the statements of ticks name them.
-KEPT = {"task", "args", "queue", "priority", "run_at", "delay", "headers", "max_attempts", "deadline"}
-KEPT |= {"lock_key", "lock_limit", "on_locked", "limit_key", "rate_key"}
+OPTIONS = [field.name for field in FIELDS if field.scheduled == "option"]
+"""The fields of a job that a schedule keeps in its column `options`. The fragment `scheduled_values` names them."""
+LEFT = [name for name in NewJob.__struct_fields__ if name not in {field.name for field in FIELDS}]
+"""Those that no schedule keeps."""
 TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
 
 
@@ -158,18 +160,11 @@ def spec(when: When, new: NewJob[Any], what: str) -> dict[str, Any]:
         raise InvalidOption(
             f"{what}: the schedule says when its jobs run: leave out run_at, delay and a fixed deadline"
         )
-    if left := [field for field in new.__struct_fields__ if field not in KEPT and getattr(new, field) is not None]:
+    if left := [name for name in LEFT if getattr(new, name) is not None]:
         raise InvalidOption(f"{what}: a schedule cannot keep {', '.join(left)} for its jobs")
-    options = {
-        "headers": None if new.headers is None else json.loads(new.headers),
-        "max_attempts": new.max_attempts,
-        "deadline": new.deadline,
-        "lock_key": new.lock_key,
-        "lock_limit": new.lock_limit,
-        "on_locked": new.on_locked,
-        "limit_key": new.limit_key,
-        "rate_key": new.rate_key,
-    }
+    options = {name: value for name in OPTIONS if (value := getattr(new, name)) is not None}
+    if new.headers is not None:
+        options["headers"] = json.loads(new.headers)
     return {
         "line": when.line,
         "tz": when.tz,
@@ -178,7 +173,7 @@ def spec(when: When, new: NewJob[Any], what: str) -> dict[str, Any]:
         "args": json.loads(new.args),
         "queue": new.queue,
         "priority": new.priority,
-        "options": {name: value for name, value in options.items() if value is not None},
+        "options": options,
     }
 
 

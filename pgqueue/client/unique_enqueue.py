@@ -50,7 +50,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pgqueue.client.handle import JobHandle
-from pgqueue.client.job_parameters import column, columns, lines, quoted, values
+from pgqueue.client.job_parameters import column, columns, key_columns, key_values, lines, values
 from pgqueue.config import client
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps, adrive, drive
@@ -111,7 +111,7 @@ def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Stat
         for task, holder in json.loads(rows[0][0] or "[]"):
             log.info("the successor %s was not enqueued: job %d has its unique key", task, holder)
 
-    params = columns(jobs) | _key_columns(jobs) | {"notify": notify}
+    params = columns(jobs) | key_columns(jobs) | {"notify": notify}
     params["on_duplicate"] = "return"  # a successor replaces no job
     return Statement(text("unique_enqueue_following", schema), params, read)
 
@@ -155,9 +155,9 @@ def _keyed(jobs: Sequence[NewJob[Any]], schema: str, notify: bool) -> Statement[
     params: dict[str, object] = {"notify": notify}
     if len(jobs) == 1 and (keys := jobs[0].keys) is not None:
         name += "_one"
-        params |= values(jobs[0]) | _key_values(keys)
+        params |= values(jobs[0]) | key_values(keys)
     else:
-        params |= columns(jobs) | _key_columns(jobs)
+        params |= columns(jobs) | key_columns(jobs)
     if any(job.keys is not None and job.keys.on_duplicate == "replace" for job in jobs):
         name += "_replacing"
     return Statement(text(name, schema), params, list)
@@ -194,24 +194,3 @@ def _duplicate(job: NewJob[Any], name: str, holder: int) -> JobHandle[Any]:
 def _keys(job: NewJob[Any]) -> Keys:
     assert job.keys is not None
     return job.keys
-
-
-def _key_values(keys: Keys) -> dict[str, object]:
-    return {
-        "unique_key": keys.unique,
-        "idempotency_key": keys.idempotency,
-        "hold": keys.hold,
-        "hold_seconds": keys.seconds,
-        "replaces": keys.on_duplicate == "replace",
-    }
-
-
-def _key_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
-    keys = [job.keys for job in jobs]
-    return {
-        "unique_key": column([each and each.unique for each in keys], quoted),
-        "idempotency_key": column([each and each.idempotency for each in keys], quoted),
-        "hold": column([each.hold if each else "live" for each in keys]),
-        "hold_seconds": column([each and each.seconds for each in keys], repr),
-        "on_duplicate": column([each.on_duplicate if each else "return" for each in keys]),
-    }

@@ -33,6 +33,7 @@ import msgspec
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import annotations as signatures
 from pgqueue.jobs.annotations import Kind, Surveyed, check_plain, listed, surveyed, unfit
+from pgqueue.jobs.fields import OF_USING
 from pgqueue.jobs.round_trip import difference
 from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
@@ -53,32 +54,14 @@ _NO = re.compile(r"there is no '(.*)'")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _TOO_DEEP = ": nested too deeply, or contains itself"
 _LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-USING = frozenset(
-    [
-        "queue",
-        "priority",
-        "run_at",
-        "delay",
-        "retry",
-        "headers",
-        "deadline",
-        "timeout",
-        "lock",
-        "limit",
-        "rate",
-        "unique",
-        "idempotency_key",
-    ]
-)
-"""The options of `Task.using`. As keywords of a call they are taken for arguments."""
 _TIMES = (datetime, date, time)  # in a tuple: what freezes the clock in tests replaces the names, not what is here
 
 
 def _option(name: str) -> str:
-    """What to write instead, if this keyword is meant as an option of the call."""
+    """What to write instead, if this keyword, an argument, is meant as an option of `using`."""
     option = OPTION_WORDS.get(name, name)
     said = f". For the option write task.using({option}=…).enqueue(conn, …), also of a task = pgqueue.remote(name)"
-    return said if option in USING else ""
+    return said if option in OF_USING else ""
 
 
 class UnfitArguments(InvalidArguments):

@@ -6,12 +6,14 @@ written by plain SQL, in any language: what is read here is therefore checked. N
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.jobs.fields import FIELDS, KEY_FIELDS, NULL, Field, compiled, mapping
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
 from pgqueue.jobs.sizes import TEXT_MOST
@@ -20,37 +22,18 @@ from pgqueue.jobs.validation import check_priority, check_queue, check_task_name
 FORMAT = 1
 """The newest format of `options` that is known here."""
 
-Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=100 * 366 * 86_400)]
+_STAGED = [field for field in FIELDS if field.staged is not None]
+_READ_HERE = {"queue", "priority", "headers", "run_at", "delay", "deadline", "deadline_seconds"}
 
 
-_NULL = msgspec.Raw(b"null")
+def options_type(fields: Iterable[Field]) -> Any:
+    """The type of the JSON object in the column `options`. What is left out is the default."""
+    typed = [(field.name, field.staged, field.default) for field in fields]
+    return msgspec.defstruct("Options", typed, omit_defaults=True, forbid_unknown_fields=True)
 
 
-class Options(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """The JSON object in the column `options`. What is left out is the default."""
-
-    queue: str = "default"
-    priority: int = 5
-    run_at: Moment | None = None
-    delay: Seconds | None = None  # from the staging
-    deadline: Moment | None = None
-    deadline_seconds: Seconds | None = None  # from the staging
-    headers: msgspec.Raw = _NULL  # a JSON object, not taken apart
-    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=32_767)] | None = None
-    lock_key: str | None = None
-    lock_limit: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
-    on_locked: Literal["wait", "skip", "once"] | None = None
-    limit_key: str | None = None
-    rate_key: str | None = None
-    unique_key: str | None = None
-    idempotency_key: str | None = None
-    hold: Literal["pending", "live", "after"] = "live"
-    hold_seconds: Seconds = 0.0
-    on_duplicate: Literal["return", "replace"] = "return"
-    debounce_max: Seconds | None = None
-
-
+Options = options_type([*_STAGED, *KEY_FIELDS])
+"""Delays count from the staging, headers are not taken apart."""
 _decoder = msgspec.json.Decoder(Options)
 _DEFAULTS = Options()
 
@@ -66,26 +49,7 @@ def options_of(job: NewJob[Any]) -> str | None:
             f'task {job.task!r}: on_duplicate="raise" cannot be staged, because only the database of the queue knows '
             'which job has the key; use "return"'
         )
-    by_time = isinstance(job.deadline, datetime)
-    options = Options(
-        queue=job.queue,
-        priority=job.priority,
-        run_at=_utc(job.run_at),
-        delay=job.delay,
-        deadline=_utc(job.deadline) if by_time else None,  # type: ignore[arg-type]  # a datetime then
-        deadline_seconds=None if by_time else job.deadline,  # type: ignore[arg-type]
-        headers=_NULL if job.headers is None else msgspec.Raw(job.headers.encode()),
-        max_attempts=job.max_attempts,
-        lock_key=job.lock_key,
-        lock_limit=job.lock_limit,
-        on_locked=job.on_locked,  # type: ignore[arg-type]  # one of them, since the declaration
-        limit_key=job.limit_key,
-        rate_key=job.rate_key,
-    )
-    if keys is not None:
-        options.unique_key, options.idempotency_key = keys.unique, keys.idempotency
-        options.hold, options.hold_seconds = keys.hold, keys.seconds  # type: ignore[assignment]
-        options.on_duplicate, options.debounce_max = keys.on_duplicate, keys.debounce_max  # type: ignore[assignment]
+    options = _options(job) if keys is None else _keyed_options(job, keys)
     text = msgspec.json.encode(options).decode()
     return None if text == "{}" else text
 
@@ -106,16 +70,7 @@ def job_of(task: str, args: str | None, options: str | None, staged_at: datetime
     headers = None if bytes(said.headers) == b"null" else bytes(said.headers).decode()
     if headers is not None and not headers.startswith("{"):
         raise InvalidOption(f"options: headers are a JSON object, not {headers:.40}")
-    keys = None
-    if said.unique_key is not None or said.idempotency_key is not None:
-        keys = Keys(
-            said.unique_key,
-            said.idempotency_key,
-            said.hold,
-            said.hold_seconds,
-            said.on_duplicate,
-            said.debounce_max,
-        )
+    has_keys = said.unique_key is not None or said.idempotency_key is not None
     return NewJob(
         task=task,
         args=args,
@@ -124,14 +79,9 @@ def job_of(task: str, args: str | None, options: str | None, staged_at: datetime
         run_at=_later(staged_at, said.delay) if said.run_at is None else _utc(said.run_at),
         delay=None,
         headers=headers,
-        max_attempts=said.max_attempts,
         deadline=_later(staged_at, said.deadline_seconds) if said.deadline is None else _utc(said.deadline),
-        lock_key=said.lock_key,
-        lock_limit=said.lock_limit,
-        on_locked=said.on_locked,
-        limit_key=said.limit_key,
-        rate_key=said.rate_key,
-        keys=keys,
+        keys=_keys_of(said) if has_keys else None,
+        **_the_rest(said),
     )
 
 
@@ -141,7 +91,7 @@ def check_format(number: int) -> None:
         raise Error(f"a row of the outbox has format {number}, and this pgqueue knows {FORMAT}: upgrade the relay")
 
 
-def _decoded(options: str) -> Options:
+def _decoded(options: str) -> Any:
     try:
         return _decoder.decode(options)
     except msgspec.MsgspecError as error:
@@ -162,3 +112,32 @@ def _utc(moment: datetime | None) -> datetime | None:
         return moment.astimezone(UTC)
     except OverflowError:
         raise InvalidOption(f"{moment!r}: give a time between the years 1 and 9999, in UTC") from None
+
+
+# What the table makes -------------------------------------------------------------------------------------------------
+
+
+def making(options: Any, fields: Iterable[Field]) -> Callable[..., Any]:
+    """The function of a job, and of its keys if the fields are those of keys, too, that makes its options."""
+    said = ", ".join(f"{field.name}={_value(field)}" for field in fields)
+    return compiled(f"lambda job, keys=None: options({said})", _NAMES | {"options": options})
+
+
+def rest(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
+    """The function of options that gives the fields of the job which it takes as they are."""
+    values = {field.name: f"said.{field.name}" for field in fields if field.name not in _READ_HERE}
+    return compiled(f"lambda said: {mapping(values)}", {})
+
+
+def _value(field: Field) -> str:
+    if field.name == "headers":
+        return "NULL if job.headers is None else Raw(job.headers.encode())"
+    return f"utc({field.read})" if field.line == "moment" else field.read
+
+
+_NAMES = {"Keys": Keys, "utc": _utc, "Raw": msgspec.Raw, "NULL": NULL}
+_options = making(Options, _STAGED)
+_keyed_options = making(Options, [*_STAGED, *KEY_FIELDS])
+_the_rest = rest(_STAGED)
+_keys = ", ".join(f"{field.read.removeprefix('keys.')}=said.{field.name}" for field in KEY_FIELDS)
+_keys_of = compiled(f"lambda said: Keys({_keys})", _NAMES)

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pgqueue.client.middleware import Hooks, declared, wrapped
 from pgqueue.client.tasks import Task
+from pgqueue.jobs.fields import CLAIMED, claimed
 from pgqueue.jobs.job import Job, NewJob, running_job
 from pgqueue.jobs.outcomes import Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unfit
 from pgqueue.testing.context import DrainContext
@@ -36,6 +37,8 @@ EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 ATTEMPT_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 
 _ids = count(1)
+_KEPT = [name for name in CLAIMED if name in NewJob.__struct_fields__ and name not in ("run_at", "deadline")]
+"""What a job that has just been claimed has of its enqueue: it was due, and in time."""
 
 
 def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -154,11 +157,16 @@ def _calling(task: Task[..., Any], job: Job) -> Callable[[], Any]:
 
 def _made_up(new: NewJob[Any]) -> Job:
     """Make a job as if it had just been enqueued and claimed."""
-    now = microseconds(datetime.now(UTC))
-    rank = 2 * new.priority + 1
-    head = (next(_ids), 0, rank, new.queue, new.task, new.args, 1, new.priority, new.max_attempts, 0, 0)
-    keys = new.keys and json.dumps([new.keys.unique, new.keys.idempotency])
-    return Job((*head, now, None, None, new.headers, new.lock_key, keys, new.limit_key, new.rate_key), 0)
+    return Job(
+        claimed(
+            id=next(_ids),
+            rank=2 * new.priority + 1,
+            enqueued_at=microseconds(datetime.now(UTC)),
+            unique_keys=new.keys and json.dumps([new.keys.unique, new.keys.idempotency]),
+            **{name: getattr(new, name) for name in _KEPT},
+        ),
+        0,
+    )
 
 
 def microseconds(moment: datetime) -> int:

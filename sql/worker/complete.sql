@@ -93,10 +93,10 @@ WITH picked AS MATERIALIZED (
     SELECT s.place, s.task, s.args::jsonb AS args, s.queue, s.priority, s.headers::jsonb AS headers, s.max_attempts,
         coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
         coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline, {{keys}}
-    FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(tasks)s::text[], %(args)s::text[], %(queues)s::text[],
-                %(priorities)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_ats)s::text[],
-                %(delays)s::float8[], %(deadlines)s::text[], %(deadline_seconds)s::float8[], %(lock_keys)s::text[],
-                %(lock_limits)s::integer[], %(on_lockeds)s::text[], %(limit_keys)s::text[], %(rate_keys)s::text[])
+    FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(task)s::text[], %(args)s::text[], %(queue)s::text[],
+                %(priority)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_at)s::text[],
+                %(delay)s::float8[], %(deadline)s::text[], %(deadline_seconds)s::float8[], %(lock_key)s::text[],
+                %(lock_limit)s::integer[], %(on_locked)s::text[], %(limit_key)s::text[], %(rate_key)s::text[])
          WITH ORDINALITY
          AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, {{keys}}, place)
     WHERE (s.parent, s.claim) IN (SELECT id, claim FROM done)

@@ -22,6 +22,7 @@ from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.middleware import Hooks, middleware, on_finish, on_start
 from pgqueue.client.tasks import Task, task
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job, current_job, running_job
 from pgqueue.jobs.outcomes import (
     COMPLETED,
@@ -87,8 +88,7 @@ async def waits() -> None:
 
 
 def a_job(number: int = 1) -> Job:
-    row = (number, number, 11, "default", "hooks.made_up", "{}", 1, 5, None, 0, 0, 0, None, None, None, None, None)
-    return Job(row, claim=1)
+    return Job(claimed(id=number, pos=number, task="hooks.made_up"), claim=1)
 
 
 def call(task: Task[..., Any], *args: Any) -> Any:

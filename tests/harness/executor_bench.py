@@ -12,6 +12,7 @@ from worker_states import worker_state
 from pgqueue.client.tasks import Task, task
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.context import JobContext
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import (
     Outcome,
@@ -59,8 +60,8 @@ class Bench:
         self._last += 1
         enqueued = datetime.now(UTC) - timedelta(seconds=age) - EPOCH
         micros = enqueued // timedelta(microseconds=1)
-        row = (self._last, self._last, 11, "default", name, args, attempt, 5, max_attempts, 0, 0, micros, None, None)
-        return Job((*row, None, None, None), claim=1)
+        numbers = {"id": self._last, "pos": self._last, "attempt": attempt, "max_attempts": max_attempts}
+        return Job(claimed(task=name, args=args, enqueued_at=micros, **numbers), claim=1)
 
     async def outcome(self, job: int) -> Outcome:
         await self.until(lambda: job in self.outcomes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import inspect
 import json
 import subprocess
 import sys
@@ -21,9 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
-from pgqueue.jobs.codec import USING, Codec, UnfitArguments, json_object, keywords_only
+from pgqueue.jobs.codec import Codec, UnfitArguments, json_object, keywords_only
 from pgqueue.jobs.sizes import JSON_MOST
 
 if TYPE_CHECKING:
@@ -432,10 +430,6 @@ def test_defaults_are_not_stored_but_given(
 def test_a_call_that_does_not_fit_is_refused(fn: Any, args: Any, kwargs: Any, why: str) -> None:
     with pytest.raises(InvalidArguments, match=why):
         Codec.of(fn, "app.fn").encode(args, kwargs)
-
-
-def test_the_options_that_are_no_arguments_are_those_of_using() -> None:
-    assert inspect.signature(Task.using).parameters.keys() - {"self", "unknown"} == USING
 
 
 def test_a_mutable_default_is_the_functions_own() -> None:

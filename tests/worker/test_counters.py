@@ -20,6 +20,7 @@ from pgqueue import Cancel, RetryPolicy, Snooze
 from pgqueue.client.tasks import Task, task
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.fingerprint import fingerprint
 from pgqueue.jobs.histogram import BOUNDS
 from pgqueue.jobs.job import Job
@@ -35,29 +36,7 @@ PARTS = "SELECT counts FROM pgqueue.history_part ORDER BY writer, part"
 
 def ended(id: int = 1, task: str = "t", queue: str = "q", *, ran: float | None = 0.004, waited: float = 0.0) -> Job:
     """A job that could run at the second 1000 since 2000 by the database's clock, and began so much later."""
-    row = (
-        id,
-        1,
-        11,
-        queue,
-        task,
-        "{}",
-        1,
-        5,
-        None,
-        0,
-        0,
-        1_000_000_000,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
-    job = Job(row, 1)
+    job = Job(claimed(id=id, pos=1, queue=queue, task=task, enqueued_at=1_000_000_000), 1)
     if ran is not None:
         job.began, job.ran = 1_000.0 + waited, ran
     return job

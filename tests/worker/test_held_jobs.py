@@ -16,6 +16,7 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue import Job, task
 from pgqueue.database.statements import text
+from pgqueue.jobs.fields import claimed
 from pgqueue.worker.worker import Worker
 
 RELEASE = """
@@ -170,7 +171,7 @@ async def test_a_job_that_has_not_started_is_forgotten_for_its_new_claim(dsn: st
         calls.append(job.claim)
 
     def copy(claim: int) -> Job:
-        return Job((999, 0, 11, "default", "held.counts", "{}", 1, 5, *[None] * 6, None, None, None, None), claim)
+        return Job(claimed(id=999, task="held.counts"), claim)
 
     async with work(dsn, gate, counts, concurrency=1) as worker:
         enqueue(dsn, gate.new())

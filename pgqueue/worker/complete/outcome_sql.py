@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from pgqueue.client.enqueue import following
-from pgqueue.client.job_parameters import deadline_of, moment_of
+from pgqueue.client.job_parameters import arrays
 from pgqueue.client.unique_enqueue import impatient
 from pgqueue.database.statements import Row, Statement, integers, text
 from pgqueue.jobs.job import Job, NewJob, keyed_of, traceparents
@@ -257,24 +257,5 @@ def _problems(ends: Sequence[tuple[Job, Retried | Failed | Cancelled]]) -> dict[
 
 def _columns(successors: Sequence[tuple[Job, NewJob[Any]]]) -> dict[str, object]:
     """The rows of the successors, column by column. `parents` and their claims say which run each one belongs to."""
-    jobs = [new for _, new in successors]
-    deadlines = [deadline_of(new) for new in jobs]
-    return {
-        "parents": [parent.id for parent, _ in successors],
-        "parent_claims": [parent.claim for parent, _ in successors],
-        "tasks": [new.task for new in jobs],
-        "args": [new.args for new in jobs],
-        "queues": [new.queue for new in jobs],
-        "priorities": [new.priority for new in jobs],
-        "headers": [new.headers for new in jobs],
-        "max_attempts": [new.max_attempts for new in jobs],
-        "run_ats": [moment_of(new.run_at) for new in jobs],
-        "delays": [new.delay for new in jobs],
-        "deadlines": [deadline for deadline, _ in deadlines],
-        "deadline_seconds": [seconds for _, seconds in deadlines],
-        "lock_keys": [new.lock_key for new in jobs],
-        "lock_limits": [new.lock_limit for new in jobs],
-        "on_lockeds": [new.on_locked for new in jobs],
-        "limit_keys": [new.limit_key for new in jobs],
-        "rate_keys": [new.rate_key for new in jobs],
-    }
+    rows = {"parents": [parent.id for parent, _ in successors], "parent_claims": [job.claim for job, _ in successors]}
+    return rows | arrays([new for _, new in successors])

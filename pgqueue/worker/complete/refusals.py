@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pgqueue.client.job_parameters import deadline_of
+from pgqueue.client.job_parameters import values
 from pgqueue.database.statements import Statement, text
 from pgqueue.jobs.outcomes import Cancelled, Completed, Failed, Handed, Outcome, Released, Retried
 
@@ -23,7 +23,7 @@ def question(outcome: Outcome, schema: str) -> Statement[Any]:
                 for new in successors:
                     jsons += _given([new.args, new.headers])
                     texts += _given([new.task, new.queue, new.lock_key, new.limit_key, new.rate_key])
-                    seconds += _given([new.delay, deadline_of(new)[1]])
+                    seconds += _given([new.delay, values(new)["deadline_seconds"]])
             case Retried(delay):
                 seconds.append(delay)
             case _:

@@ -17,6 +17,7 @@ import pgqueue
 from pgqueue.client import middleware
 from pgqueue.client.middleware import Hooks
 from pgqueue.client.tasks import task
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import (
     COMPLETED,
@@ -42,8 +43,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[loggin
 
 
 def a_job(began: float | None = None) -> Job:
-    row = (7, 7, 11, "mail", "mail.send", "{}", 2, 5, None, 0, 0, 0, None, None, None, None, None)
-    job = Job(row, claim=1)
+    job = Job(claimed(id=7, queue="mail", task="mail.send", attempt=2), claim=1)
     if began is not None:
         job.began = began
     return job

@@ -23,6 +23,7 @@ from pgqueue.admin.locks import locks, release
 from pgqueue.client.tasks import Task, task
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Statement
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.concurrency.chains import Chains
@@ -354,8 +355,7 @@ def test_the_table_refuses_a_keyed_job_that_was_not_let_in(eyes: Eyes) -> None:
 
 
 def job(number: int, key: str = "a", place: int = 0) -> Job:
-    row = (number, -place, 10, "default", "x", "{}", 1, 5, None, 0, 0, 0, None, None, None, key, None, None, None)
-    return Job(row, 1)
+    return Job(claimed(id=number, pos=-place, rank=10, task="x", lock_key=key), 1)
 
 
 def test_each_end_gives_out_one() -> None:

@@ -29,6 +29,7 @@ from pgqueue.database import sessions, statements
 from pgqueue.database.sessions import Link
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.jobs.concurrency import rates_of
+from pgqueue.jobs.fields import claimed
 from pgqueue.worker.concurrency.rate_limiter import LOOK_SECONDS
 from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.worker import Worker
@@ -240,8 +241,7 @@ async def test_what_waits_at_hand_too_long_goes_back_unspent_and_is_charged_agai
 
 def test_a_job_that_must_start_in_time_waits_before_others_and_behind_those_that_came_before_it() -> None:
     def job(number: int, start_by: float | None = None) -> tuple[Job, Any]:
-        row = (number, 0, 11, "default", "x", "{}", 1, 5, 1, 0, 0, 0, 0, None, None, None, None, None, None)
-        made = Job(row, 1)
+        made = Job(claimed(id=number, task="x", max_attempts=1, run_at=0), 1)
         made.start_by = start_by
         return made, None
 

@@ -10,6 +10,7 @@ import pytest
 from workers import Eyes, until, work
 
 from pgqueue.client.tasks import task
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job
 from pgqueue.worker.fetch.poison_jobs import MORE_CRASHES, ONE_CRASH, PoisonJobs
 
@@ -18,8 +19,7 @@ numbers = itertools.count(1)
 
 def job(crashes: int = 0) -> Job:
     rank = (11, ONE_CRASH, MORE_CRASHES)[min(crashes, 2)]
-    row = (next(numbers), 1, rank, "default", "x", "{}", 1, 5, None, crashes, 0, 0, *[None] * 7)
-    return Job(row, 1)
+    return Job(claimed(id=next(numbers), pos=1, rank=rank, task="x", crashes=crashes), 1)
 
 
 def test_what_is_asked_for_depends_on_what_is_held() -> None:

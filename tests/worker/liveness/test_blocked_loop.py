@@ -20,6 +20,7 @@ import pgqueue
 from pgqueue import Job, NewJob, Worker, remote, task
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement
+from pgqueue.jobs.fields import claimed
 from pgqueue.worker.liveness import loop_monitor
 from pgqueue.worker.liveness.blocked_loop import BlockedLoop
 from pgqueue.worker.liveness.loop_monitor import LoopMonitor
@@ -302,9 +303,6 @@ CLAIMED = """
 
 # What is told --------------------------------------------------------------------------------------------------------
 
-JOB = (0, 11, "default", "blocked.any", "{}", 1, 5, None, 0, 0, 0, None, None, None, None, None)
-"""The columns of a job's row, but for its id."""
-
 
 class Told:
     """In place of the heartbeat's session: this worker's rows, what the database was told, and what it says to that."""
@@ -341,7 +339,7 @@ class Relief:
     def __init__(self, clock: list[float]) -> None:
         self.state = worker_state(Link("", "pgqueue"), 7)
         self.state.other_workers = 1
-        self.jobs = [Job((number, *JOB), 1) for number in (1, 2)]
+        self.jobs = [Job(claimed(id=number, task="blocked.any"), 1) for number in (1, 2)]
         self.clock = clock
         self.monitor = LoopMonitor(asyncio.get_running_loop(), RunningJobs([]))
         self.given_back: list[Job] = []
@@ -454,7 +452,7 @@ async def test_rows_that_the_server_refuses_to_move_hold_up_no_other(
     relief: Relief, error: type[psycopg.Error]
 ) -> None:
     """However many there are: with each heartbeat some are left aside."""
-    relief.jobs = [Job((number, *JOB), 1) for number in range(100, 164)]
+    relief.jobs = [Job(claimed(id=number, task="blocked.any"), 1) for number in range(100, 164)]
     relief.told.refusal = type("Refusal", (error,), {"sqlstate": error.sqlstate})("refused")
     relief.told.refused = set(range(100, 164, 3))
     relief.blocks()

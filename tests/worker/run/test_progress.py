@@ -21,6 +21,7 @@ from pgqueue.cli import main
 from pgqueue.client.tasks import Task, task
 from pgqueue.database import statements
 from pgqueue.database.statements import Statement
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job
 from pgqueue.worker.run import progress
 from pgqueue.worker.run.progress import Progress
@@ -246,7 +247,7 @@ async def test_no_memory_of_jobs_that_are_over(dsn: str, eyes: Eyes, monkeypatch
     [(-1, None), (float("nan"), None), (float("inf"), None), (1, float("inf")), (3, 2), (1, -1), ("1", None)],
 )
 def test_numbers_are_checked_at_once(done: Any, total: Any) -> None:
-    job = Job((1, 0, 11, "q", "t", "{}", 1, 5, None, 0, 0, 0, None, None, None, None, None), 1)
+    job = Job(claimed(queue="q", task="t"), 1)
     with pytest.raises(InvalidOption, match="progress"):
         job.progress(done, total)
     job.progress(0, 0)

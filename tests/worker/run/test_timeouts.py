@@ -16,6 +16,7 @@ from workers import Eyes, until, work
 import pgqueue.admin.queries
 from pgqueue import InvalidOption, RetryPolicy
 from pgqueue.client.tasks import task
+from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import COMPLETED, Cancelled, Completed, Failed, Retried
 from pgqueue.worker.run import timeouts
@@ -190,8 +191,7 @@ async def test_tasks_without_a_timeout_are_called_as_they_are() -> None:
 
 
 def with_headers(headers: str | None, name: str = "plain", args: str = "{}", job_id: int = 1) -> Job:
-    row = (job_id, job_id, 11, "default", name, args, 1, 5, None, 0, 0, 0, None, None, headers)
-    return Job((*row, None, None, None, None), claim=1)
+    return Job(claimed(id=job_id, pos=job_id, task=name, args=args, headers=headers), claim=1)
 
 
 @pytest.mark.parametrize("handler", [slow, slow_async])
