@@ -709,10 +709,8 @@ SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(enqueued_at), '{
 
 -- name: job_fits
 -- Whether a job fits a search. What it asks of attempts is asked for all jobs of `looked` at once.
-(state = ANY (%(states)s::text[]) OR state = 'scheduled' AND 'retrying' = ANY (%(states)s::text[]) AND {{awaits_attempt}})
+pgqueue.fits(state, {{awaits_attempt}}, queue, task, finished_at, %(states)s::text[], %(queue)s::text, %(task)s::text, NULL)
       AND id <> ALL (%(but)s::bigint[])
-      AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-      AND (%(task)s::text IS NULL OR task = %(task)s::text)
       AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
       AND (%(since)s::text IS NULL OR enqueued_at >= %(since)s::text::timestamptz)
       AND (%(until)s::text IS NULL OR enqueued_at < %(until)s::text::timestamptz)
@@ -904,11 +902,14 @@ json_build_object('id', b.id, 'action', b.action, 'target', b.target, 'options',
     'counts', b.counts, 'changed', b.changed,
     'holder', CASE WHEN b.ended_at IS NULL AND b.leased_until > pgqueue.now() THEN b.holder END)::text
 
+-- name: filter
+-- The filter of a call, in the columns that an operation has.
+%(states)s::text[] AS states, %(queue)s::text AS queue, %(task)s::text AS task,
+pgqueue.now() - make_interval(secs => %(older)s::float8) AS ended_before
+
 -- name: bulk_fits
 -- Whether the job `w` fits the filter `b`.
-(w.state = ANY (b.states) OR w.state = 'scheduled' AND w.retrying AND 'retrying' = ANY (b.states))
-AND (b.queue IS NULL OR w.queue = b.queue) AND (b.task IS NULL OR w.task = b.task)
-AND (b.ended_before IS NULL OR w.finished_at < b.ended_before)
+pgqueue.fits(w.state, w.retrying, w.queue, w.task, w.finished_at, b.states, b.queue, b.task, b.ended_before)
 
 -- name: bulk_times
 -- When the operation `b` may go on (`next_at`), and until when its process has it (`leased_until`), at `clock.now`. A time that is further
@@ -928,7 +929,7 @@ mine AS MATERIALIZED (
     WHERE b.id = %(bulk)s::bigint AND b.fence = %(fence)s::bigint AND b.ended_at IS NULL
     FOR UPDATE SKIP LOCKED
 ), walked AS MATERIALIZED (
-    SELECT w.* FROM mine CROSS JOIN LATERAL pgqueue.bulk_walk(mine.states, mine.after, mine.up_to, %(walk)s::integer) AS w WHERE mine.round = 0
+    SELECT w.* FROM mine CROSS JOIN LATERAL pgqueue.jobs_after(mine.states, mine.after, mine.up_to, %(walk)s::integer) AS w WHERE mine.round = 0
 ), following AS MATERIALIZED (
     (SELECT DISTINCT w.id FROM walked AS w CROSS JOIN mine AS b WHERE {{bulk_fits}} ORDER BY w.id LIMIT %(most)s::integer)
     UNION ALL

@@ -1,37 +1,65 @@
-"""Which jobs `cancel`, `retry` and `discard` are to change: those with given ids, or all that fit a filter.
+"""Which jobs are meant: those with given ids, or all that fit a filter. The one shape of a filter, and its one check.
 
-Checked before anything is sent. A filter names at least one of state, queue and task, or an age. An empty filter never
-means all jobs, and an empty list of ids is no filter. Only finds, never changes a job.
+Lists (`queries`), changes (`actions`) and operations (`bulk`) are asked for with it, from Python, the command line and
+the dashboard. It is checked before anything is sent. What fits is said by one function of the schema, `pgqueue.fits`.
+
+The filter of a change names at least one of state, queue and task, or an age. An empty one never means all jobs, and an
+empty list of ids is no filter. A list may ask for all, and for more. If it names a queue that cannot be, it is empty; a
+change is refused. Only finds, never changes a job.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, TypedDict
 
 from pgqueue.config import client
 from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.codec import json_object
 from pgqueue.jobs.durations import seconds
 from pgqueue.jobs.states import RETRYING
 from pgqueue.jobs.validation import check_queue
-from pgqueue.options import check_id, check_states, check_text
+from pgqueue.options import HIGHEST_ID, check_id, check_limit, check_moment, check_states, check_text, no_option
 
 WALKED_MOST = 20_000
 TASK_MOST = 200
 """Characters: the column has no more. An operation keeps its filter, and shows it."""
+LISTED = 50
+"""So many jobs a list has, if it does not say how many."""
 LEFT_OUT: Any = ...
 """The default of a filter's parts. None is different: `queue=None` was given, and means any queue."""
 
 
+class Criteria(TypedDict, total=False):
+    """What a search asks for; what is left out, or None, is not asked for."""
+
+    state: str | Iterable[str] | None
+    queue: str | None
+    task: str | None
+    key: str | None
+    args: Mapping[str, Any] | None
+    worker: int | None
+    error_type: str | None
+    error: str | None
+    since: datetime | None
+    until: datetime | None
+    limit: int
+    after: int | str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """All jobs in one of these states, of the queue and the task if they are named.
+    """All jobs in one of these states for which each part holds that is given. `pgqueue.fits` is what that means.
 
-    `limit`: only the oldest ones. `older_than`: only those that ended more than so many seconds ago.
+    - `queue`, `task`: of this queue, of this task.
+    - `limit`: only so many, the oldest; in a list the first ones of its order.
+    - `older_than`: only those that ended more than so many seconds ago. Lists do not ask for it.
+    - The other parts are for lists. Times and arguments are texts that the server reads.
     """
 
     states: tuple[str, ...]
@@ -39,15 +67,31 @@ class Filter:
     task: str | None = None
     limit: int | None = None
     older_than: float | None = None
+    key: str | None = None
+    args: str | None = None
+    worker: int | None = None
+    error_type: str | None = None
+    error: str | None = None
+    since: str | None = None
+    until: str | None = None
 
     def named(self) -> dict[str, object]:
         """The parts that choose, as the record keeps them."""
         parts = {"queue": self.queue, "task": self.task, "limit": self.limit, "older_than": self.older_than}
         return {"states": list(self.states)} | {name: part for name, part in parts.items() if part is not None}
 
+    def params(self) -> dict[str, object]:
+        """The parameters of the fragment `filter`: what a change asks for."""
+        return {"states": list(self.states), "queue": self.queue, "task": self.task, "older": self.older_than}
+
+    def searched(self) -> dict[str, object]:
+        """The parameters of the fragment `job_fits`: what a list asks for."""
+        parts = ("queue", "task", "key", "args", "worker", "error_type", "error", "since", "until")
+        return {"states": list(self.states)} | {name: getattr(self, name) for name in parts}
+
 
 def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
-    """Check the parts of a filter (`given`) and return the filter; None if there are only ids.
+    """The filter of a change, of its parts (`given`), if they are right; None if there are only ids.
 
     `states` is the default; `others` are further states that may be named.
     """
@@ -56,26 +100,45 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
         return None
     if ids:
         raise InvalidOption(f"give ids, or a filter ({', '.join(said)}); not both")
-    limit = said.pop("limit", None)
-    if all(value is None for value in said.values()):
+    if all(value is None for name, value in said.items() if name != "limit"):
         one = "state, queue, task and older_than" if "older_than" in given else "state, queue and task"
         raise InvalidOption(f"this filter would choose all jobs: give at least one of {one}")
-    state, queue, task = (said.get(name) for name in ("state", "queue", "task"))
-    named = check_states(state, (*states, *others))
+    queue, task, limit = (said.get(name) for name in ("queue", "task", "limit"))
+    if queue is not None:
+        check_queue(queue)
     if task is not None and not isinstance(task, str):
         raise InvalidOption(f"task {task!r}: give its name, as task.name")
-    check_text(task, "task")
     if task is not None and len(task) > TASK_MOST:
-        raise InvalidOption(f"task {task!r:.80}: the name of a task has {TASK_MOST} characters at most")
+        raise InvalidOption(f"task {task!a:.80}: the name of a task has {TASK_MOST} characters at most")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise InvalidOption(f"limit {limit!r}: give a whole number from 1 on, or None for all")
-    older_than = said.get("older_than")
+    return _filter(states, others, said)
+
+
+def searched(given: Criteria, states: Sequence[str], most: int) -> Filter:
+    """The filter of a list of at most `most` jobs, of what is asked for, if that is right. `states` is the default."""
+    if unknown := given.keys() - Criteria.__annotations__.keys():
+        raise no_option("find", unknown, Criteria.__annotations__)
+    asked = _filter(states, (RETRYING,), given)
+    return replace(asked, limit=check_limit(given.get("limit", LISTED), most))
+
+
+def _filter(states: Sequence[str], others: Sequence[str], given: Mapping[str, Any]) -> Filter:
+    named = check_states(given.get("state"), (*states, *others))
+    for each in ("queue", "task", "key", "error_type", "error"):
+        check_text(given.get(each), each)
+    worker, args, older_than = (given.get(name) for name in ("worker", "args", "older_than"))
+    if worker is not None and (not isinstance(worker, int) or isinstance(worker, bool) or not 0 < worker <= HIGHEST_ID):
+        raise InvalidOption(f"worker {worker!r:.80}: give the id of a worker, a whole number")
     return Filter(
         named or tuple(states),
-        None if queue is None else check_queue(queue),
-        task,
-        limit,
-        None if older_than is None else seconds(older_than, "older_than"),
+        limit=given.get("limit"),
+        older_than=None if older_than is None else seconds(older_than, "older_than"),
+        args=None if args is None else json_object(args, "args"),
+        worker=worker,
+        since=check_moment(given.get("since"), "since"),
+        until=check_moment(given.get("until"), "until"),
+        **{name: given.get(name) for name in ("queue", "task", "key", "error_type", "error")},
     )
 
 
@@ -84,23 +147,11 @@ def finding(asked: Filter) -> Steps[list[int]]:
     schema, _ = client()
     found: list[int] = []
     after: int | None = 0
-    name, params = _matching(asked)
     while after is not None and (asked.limit is None or len(found) < asked.limit):
-        [(ids, after)] = yield Statement(text(name, schema), params | {"after": after}, list)
+        params = asked.params() | {"after": after, "most": WALKED_MOST}
+        [(ids, after)] = yield Statement(text("filters_matching", schema), params, list)
         found += json.loads(ids)
     return found[: asked.limit]
-
-
-def _matching(asked: Filter) -> tuple[str, dict[str, object]]:
-    """The statement that finds what fits, and its parameters but for the place."""
-    states = set(asked.states)
-    params: dict[str, object] = {"queue": asked.queue, "task": asked.task, "most": WALKED_MOST}
-    if RETRYING in states and "scheduled" not in states:
-        return "filters_retrying", params | {"states": sorted(states - {RETRYING} | {"scheduled"})}
-    params["states"] = sorted(states - {RETRYING})
-    if asked.older_than is not None:
-        return "filters_ended", params | {"older": asked.older_than}
-    return "filters_matching", params
 
 
 def checked(ids: Iterable[int]) -> list[int]:

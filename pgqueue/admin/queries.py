@@ -13,32 +13,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import msgspec
 
 from pgqueue.admin import depth
 from pgqueue.admin.depth import Count as Count
 from pgqueue.admin.depth import Measured, QueueInfo, UnknownTask
+from pgqueue.admin.filters import LISTED, Criteria, Filter, searched
 from pgqueue.config import config
 from pgqueue.database import drivers, shown, steps
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption, JobNotFound
-from pgqueue.jobs.codec import json_object
-from pgqueue.jobs.states import ASKED, ENDED, PARTITIONS, RETRYING, STATES
-from pgqueue.options import (
-    HIGHEST_ID,
-    check_id,
-    check_limit,
-    check_moment,
-    check_states,
-    check_text,
-    checks_options,
-    no_option,
-)
+from pgqueue.jobs.states import ENDED, PARTITIONS, RETRYING, STATES
+from pgqueue.options import HIGHEST_ID, check_id, checks_options
 
 SEARCHED_MOST = 20_000
 """A search looks at no more jobs than this."""
@@ -136,23 +127,6 @@ class Page:
     def complete(self) -> bool:
         """Whether no other job fits. If False, the jobs behind these were not looked at, or not needed."""
         return self.searched is not None and self.searched < SEARCHED_MOST
-
-
-class Criteria(TypedDict, total=False):
-    """What a search asks for; what is left out, or None, is not asked for."""
-
-    state: str | Iterable[str] | None
-    queue: str | None
-    task: str | None
-    key: str | None
-    args: Mapping[str, Any] | None
-    worker: int | None
-    error_type: str | None
-    error: str | None
-    since: datetime | None
-    until: datetime | None
-    limit: int
-    after: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,25 +296,25 @@ def read_one(rows: list[Row]) -> JobInfo | None:
     return _job(row, tuple(map(_attempt, json.loads(attempts))))
 
 
-def searching(schema: str, room: int = ROOM, **asked: Unpack[Criteria]) -> Steps[Page]:
+def searching(schema: str, room: int = ROOM, **given: Unpack[Criteria]) -> Steps[Page]:
     """The statements of a search. With a key the jobs that have it now come first, and are left out of the walk.
 
     What is asked is checked at once, before the first of them.
     """
-    return _searching(newest(schema, room=room, **asked), schema, room, asked)
+    asked = searched(given, STATES, LIMIT_MOST)
+    return _searching(newest(asked, schema, given.get("after"), room=room), asked, schema, given.get("after"), room)
 
 
-def _searching(walk: Statement[Page], schema: str, room: int, asked: Criteria) -> Steps[Page]:
-    after = asked.get("after")
-    if asked.get("key") is None:
+def _searching(walk: Statement[Page], asked: Filter, schema: str, after: int | str | None, room: int) -> Steps[Page]:
+    if asked.key is None:
         return walk.read((yield _rows(walk)))
     [[found]] = yield Statement(text("queries_keyed", schema), walk.params, list)
-    limit = asked.get("limit", 50)
+    limit = asked.limit or LISTED
     held = tuple(map(_job, json.loads(found)))[:limit]
     if after is None and len(held) == limit:
-        return Page(held, None, _FIRST[_order(check_states(asked.get("state"), ASKED) or STATES)])
+        return Page(held, None, _FIRST[_order(asked.states)])
     first = () if after is not None else held
-    walk = newest(schema, tuple(job.id for job in held), room, **asked | {"limit": limit - len(first)})
+    walk = newest(replace(asked, limit=limit - len(first)), schema, after, tuple(job.id for job in held), room)
     page = walk.read((yield _rows(walk)))
     return Page(first + page.jobs, page.searched, page.after)
 
@@ -349,39 +323,23 @@ def _rows(statement: Statement[Any]) -> Statement[list[Row]]:
     return Statement(statement.sql, statement.params, list)
 
 
-def newest(schema: str, but: Iterable[int] = (), room: int = ROOM, **asked: Unpack[Criteria]) -> Statement[Page]:
-    """The statement that asks for the newest jobs that fit, without those of the ids in `but`; their values take `room`
-    bytes at most."""
-    if unknown := asked.keys() - Criteria.__annotations__.keys():
-        raise no_option("find", unknown, Criteria.__annotations__)
-    states = check_states(asked.get("state"), ASKED) or STATES
-    limit, after = asked.get("limit", 50), asked.get("after")
-    for each in ("queue", "task", "key", "error_type", "error"):
-        check_text(asked.get(each), each)  # type: ignore[arg-type]
-    if (worker := asked.get("worker")) is not None:
-        _check_worker(worker)
-    params: dict[str, object] = {
+def newest(
+    asked: Filter, schema: str, after: int | str | None = None, but: Iterable[int] = (), room: int = ROOM
+) -> Statement[Page]:
+    """The statement that asks for the newest jobs that fit, behind the place `after`, without those of the ids in
+    `but`; their values take `room` bytes at most."""
+    states, limit, order = {*asked.states}, asked.limit or LISTED, _order(asked.states)
+    params = asked.searched() | {
         "parts": [
             part
             for part, held in PARTITIONS.items()  # whole ones: a job that is filtered out was looked at
-            if {*held} & {*states} or (part == "scheduled" and RETRYING in states)
+            if {*held} & states or (part == "scheduled" and RETRYING in states)
         ],
-        "states": list(states),
         "but": list(but),
-        "queue": asked.get("queue"),
-        "task": asked.get("task"),
-        "key": asked.get("key"),
-        "args": _arguments(asked.get("args")),
-        "worker": worker,
-        "error_type": asked.get("error_type"),
-        "error": asked.get("error"),
-        "since": check_moment(asked.get("since"), "since"),
-        "until": check_moment(asked.get("until"), "until"),
-        "n": check_limit(limit, LIMIT_MOST),
+        "n": limit,
         "most": SEARCHED_MOST,
         "room": room,
     }
-    order = _order(states)
     name, place = _from(order, after)
     return Statement(text(name, schema), params | place, lambda rows: _page(rows, limit, order))
 
@@ -413,15 +371,6 @@ def _from(order: str, after: int | str | None) -> tuple[str, dict[str, object]]:
     if found is None or int(found[2]) > HIGHEST_ID:
         raise InvalidOption(f"after {after!r}: jobs of these states are in the order of {order}; give Page.after")
     return f"{name}_after", {"at": found[1], "after": int(found[2])}
-
-
-def _check_worker(id: object) -> None:
-    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id <= HIGHEST_ID:
-        raise InvalidOption(f"worker {id!r:.80}: give the id of a worker, a whole number")
-
-
-def _arguments(args: Mapping[str, Any] | None) -> str | None:
-    return None if args is None else json_object(args, "args")
 
 
 def standing(schema: str, found: Measured | None = None) -> Steps[Status]:
@@ -473,15 +422,14 @@ def _attempt(row: Mapping[str, Any]) -> Attempt:
 
 def _timed(row: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The values of the columns that `kind` has, times as datetimes."""
-    columns = _COLUMNS[kind]
-    return {name: shown.moment(row[name]) if time else row[name] for name, time in columns.items() if name in row}
+    return {name: shown.moment(row[name]) if name in _TIMES else row[name] for name in _names(kind) if name in row}
 
 
-_COLUMNS: dict[type, dict[str, bool]] = {
-    kind: {field.name: str(field.type).startswith("datetime") for field in fields(kind)}
-    for kind in (JobInfo, JobProgress, Attempt)
-}
-"""The fields of what is read from a row, and whether each is a time."""
+def _names(kind: Any) -> Iterable[str]:
+    return (field.name for field in fields(kind))
+
+
+_TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadline", "updated_at"})
 
 
 def _short(number: float | None) -> str:

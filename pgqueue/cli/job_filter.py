@@ -1,10 +1,12 @@
-"""The jobs a command acts on: given by ids, or by a filter. They are changed in batches, one transaction each."""
+"""The jobs of a command line: given by ids, or by a filter. All commands with a filter read it here.
+
+Those of `cancel`, `retry` and `discard` are changed in batches, one transaction each.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,6 +21,7 @@ from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.actions import Answer, By
+    from pgqueue.admin.filters import Filter
     from pgqueue.database.steps import Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,70 +29,65 @@ Changing = Callable[[Iterable[int], "By"], "Steps[list[Answer]]"]
 """What is done to the jobs of these ids, and what the record says of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The jobs that the command line names: by `ids`, or all that fit. `filters` gives the fields."""
-
-    ids: tuple[int, ...]
-    state: tuple[str, ...]
-    queue: str | None
-    task: str | None
-    limit: int | None
-    yes: bool
-    older_than: float | None = None
-
-    def __post_init__(self) -> None:
-        named = bool(self.state or self.queue or self.task or self.older_than is not None)
-        if bool(self.ids) == named or (self.ids and self.limit):
-            raise click.UsageError("give IDs, or choose with --state, --queue, --task")
-
-
-def filters(states: Sequence[str]) -> Callable[[F], F]:
-    """Add ID… and the options that choose jobs in these states."""
+def choosing(states: Sequence[str], *, only: bool = False) -> Callable[[F], F]:
+    """Add --state, one or several of these, --queue and --task. `only`: they leave out jobs of a list."""
+    these, of = ("Only these", "Only of") if only else ("All of these", "All of")
+    state = click.Choice(tuple(states))
+    said = f"{these}, repeatable: {', '.join(states)}."
 
     def add(command: F) -> F:
-        for option in (
-            click.option("--yes", is_flag=True, help="Do not ask."),
-            click.option("--limit", type=Whole(1), help="Only this many, the oldest ones."),
-            click.option("--task", help="All of this task."),
-            click.option("--queue", help="All of this queue."),
-            click.option(
-                "--state",
-                type=click.Choice(tuple(states)),
-                metavar="STATE",
-                multiple=True,
-                help=f"All of these, repeatable: {', '.join(states)}.",
-            ),
-            click.argument("ids", metavar="[ID]...", nargs=-1, type=Whole(1, HIGHEST_ID)),
-        ):
-            command = option(command)
-        return command
+        command = click.option("--task", help=f"{of} this task.")(command)
+        command = click.option("--queue", help=f"{of} this queue.")(command)
+        return click.option("--state", type=state, metavar="STATE", multiple=True, help=said)(command)
 
     return add
 
 
-def act(verb: str, chosen: Chosen, states: Sequence[str], steps: Changing, *, as_json: bool) -> None:
+def ids_or_filter(states: Sequence[str]) -> Callable[[F], F]:
+    """Add ID… and the options that choose jobs in these states."""
+
+    def add(command: F) -> F:
+        command = click.option("--yes", is_flag=True, help="Do not ask.")(command)
+        command = click.option("--limit", type=Whole(1), help="Only this many, the oldest ones.")(command)
+        command = choosing(states)(command)
+        return click.argument("ids", metavar="[ID]...", nargs=-1, type=Whole(1, HIGHEST_ID))(command)
+
+    return add
+
+
+def read(given: dict[str, Any]) -> dict[str, Any]:
+    """Take the parts of a filter from the values of a command line; what was not said is not among them."""
+    from pgqueue.admin.filters import Criteria
+
+    parts = {name: given.pop(name) for name in (*Criteria.__annotations__, "older_than") if name in given}
+    return {name: value for name, value in parts.items() if value not in (None, ())}
+
+
+def act(verb: str, given: dict[str, Any], steps: Changing, *, again: bool = False) -> None:
     """Find the jobs, ask before acting on a filter, act, and print what was done.
 
-    If the filter names no state, jobs of these `states` are meant. Exit code 1 if a job that was given by id could not
-    be changed.
+    Exit code 1 if a job that was given by id could not be changed.
     """
     from pgqueue.admin import actions
-    from pgqueue.admin.filters import Filter, finding
+    from pgqueue.admin.bulk.operations import STATES
+    from pgqueue.admin.filters import filtered, finding
     from pgqueue.cli import known_names
     from pgqueue.database.steps import drive
 
-    states, ids = chosen.state or tuple(states), list(chosen.ids)
+    ids, chosen = list(given["ids"]), read(given)
+    if bool(ids) is bool(chosen.keys() - {"limit"}) or (ids and chosen):
+        raise click.UsageError("give IDs, or choose with --state, --queue, --task")
+    states, others = STATES[verb]
+    asked = filtered(ids, states, others if again or verb != "retry" else (), **chosen)
     with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
-        asked = Filter(states, chosen.queue, chosen.task, chosen.limit, chosen.older_than)
-        found = ids or drive(conn, finding(asked))
-        if not found and chosen.queue:
-            known_names.warn(conn, chosen.queue, chosen.task)
-        if found and not ids and not chosen.yes:
-            ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(chosen)}, now {' or '.join(states)}?")
-        answers = drive(conn, steps(found, actions.By(None if ids else asked)))
+        found = ids if asked is None else drive(conn, finding(asked))
+        if asked is not None and not found and asked.queue:
+            known_names.warn(conn, asked.queue, asked.task)
+        if asked is not None and found and not given["yes"]:
+            ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(asked)}, now {' or '.join(asked.states)}?")
+        answers = drive(conn, steps(found, actions.By(asked)))
     refused = [answer for answer in answers if answer.did in actions.REFUSALS]
-    if as_json:
+    if given["as_json"]:
         click.echo(document(answers))
     elif ids:
         click.echo("\n".join(map(actions.sentence, answers)))
@@ -119,7 +117,7 @@ def _jobs(count: int) -> str:
     return plural(count, "job", "jobs")
 
 
-def _of(chosen: Chosen) -> str:
-    task = f" of task {plain(chosen.task)}" if chosen.task else ""
-    queue = f" in queue {plain(chosen.queue)}" if chosen.queue else ""
-    return task + queue + ("" if chosen.older_than is None else f" that ended more than {span(chosen.older_than)} ago")
+def _of(asked: Filter) -> str:
+    task = f" of task {plain(asked.task)}" if asked.task else ""
+    queue = f" in queue {plain(asked.queue)}" if asked.queue else ""
+    return task + queue + ("" if asked.older_than is None else f" that ended more than {span(asked.older_than)} ago")

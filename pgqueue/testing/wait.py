@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pgqueue.admin.filters import Filter
 from pgqueue.admin.queries import JobInfo, newest
 from pgqueue.client import tasks
 from pgqueue.client.tasks import Task
@@ -68,7 +69,7 @@ async def aassert_not_enqueued(conn: object, task: Task[..., Any] | str | None =
 def _waiting() -> Steps[list[JobInfo]]:
     found: list[JobInfo] = []
     for state in WAITING:
-        page = yield newest(config().schema, state=state, limit=MOST)
+        page = yield newest(Filter((state,), limit=MOST), config().schema)
         found += page.jobs
     return sorted(found, key=lambda job: job.id)
 

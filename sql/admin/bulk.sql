@@ -6,12 +6,10 @@
 -- It looks at the first `most` rows. If there are more, it looks at as many again, in 40 equal stretches of the ids that follow: what it
 -- has not seen of a stretch is as what it has seen.
 WITH b AS MATERIALIZED (
-    SELECT %(states)s::text[] AS states, %(queue)s::text AS queue, %(task)s::text AS task,
-        pgqueue.now() - make_interval(secs => %(older)s::float8) AS ended_before,
-        coalesce(pg_sequence_last_value('pgqueue.job_id_seq'::regclass), 0) AS up_to
+    SELECT {{filter}}, coalesce(pg_sequence_last_value('pgqueue.job_id_seq'::regclass), 0) AS up_to
 ), first AS MATERIALIZED (
     SELECT w.id, {{bulk_fits}} AS fits
-    FROM b CROSS JOIN LATERAL pgqueue.bulk_walk(b.states, 0, b.up_to, %(most)s::integer) AS w
+    FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, 0, b.up_to, %(most)s::integer) AS w
 ), looked AS MATERIALIZED (
     SELECT count(*) AS n, count(*) FILTER (WHERE fits) AS fitting, coalesce(max(id), 0) AS last, count(*) < %(most)s::integer AS whole FROM first
 ), stretch AS MATERIALIZED (
@@ -24,7 +22,7 @@ WITH b AS MATERIALIZED (
     SELECT stretch.low, stretch.high, w.id, w.fits
     FROM stretch CROSS JOIN LATERAL (
         SELECT w.id, {{bulk_fits}} AS fits
-        FROM b CROSS JOIN LATERAL pgqueue.bulk_walk(b.states, stretch.low, stretch.high, %(most)s::integer / 40) AS w
+        FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, stretch.low, stretch.high, %(most)s::integer / 40) AS w
     ) AS w
 ), sized AS MATERIALIZED (
     SELECT count(*) < %(most)s::integer / 40 AS whole, count(*) FILTER (WHERE fits) AS fitting,
@@ -43,8 +41,7 @@ FROM looked CROSS JOIN b;
 -- A new operation, on jobs whose ids have been given by now, or up to a lower id. Workers hear of it.
 WITH b AS (
     INSERT INTO pgqueue.bulk (actor, action, target, states, queue, task, ended_before, options, up_to, pace)
-    SELECT {{actor}}, %(action)s::text, %(target)s::text::jsonb, %(states)s::text[], %(queue)s::text, %(task)s::text,
-        pgqueue.now() - make_interval(secs => %(older)s::float8), %(options)s::text::jsonb,
+    SELECT {{actor}}, %(action)s::text, %(target)s::text::jsonb, {{filter}}, %(options)s::text::jsonb,
         least(%(up_to)s::bigint, coalesce(pg_sequence_last_value('pgqueue.job_id_seq'::regclass), 0)), %(pace)s::float8
     RETURNING *
 ), told AS (

@@ -12,9 +12,10 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
 GRANT SELECT ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.key_state(pgqueue.unique_key), pgqueue.job_states(bigint[]),
-    pgqueue.job_rows(bigint[]), pgqueue.jobs_after(text[], bigint, integer), pgqueue.attempt_rows(bigint),
+    pgqueue.job_rows(bigint[]), pgqueue.attempt_rows(bigint),
     pgqueue.progress_row(bigint), pgqueue.served(), pgqueue.text_of(jsonb), pgqueue.history_bounds(),
-    pgqueue.run_quantile(text, double precision), pgqueue.bulk_walk(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint),
+    pgqueue.run_quantile(text, double precision), pgqueue.fits(text, boolean, text, text, timestamptz, text[], text, text, timestamptz),
+    pgqueue.jobs_after(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint),
     pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text), pgqueue.why_lane(bigint),
     pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint), pgqueue.desired_workers(text, integer),
     pgqueue.successors(bigint, timestamptz), pgqueue.attempted(bigint[], timestamptz[], bigint, text, text)

@@ -1688,10 +1688,22 @@ CREATE TABLE pgqueue.bulk_job (
 );
 COMMENT ON TABLE pgqueue.bulk_job IS 'The first jobs of each reason of an operation, and those that were locked.';
 
+-- Whether a job fits a filter. This is the one place that says so: lists, changes and operations ask it. The first five
+-- values are those of the job, the others those of the filter; NULL: any queue, any task, any time of its end. The state
+-- `retrying` stands for scheduled jobs that wait for another attempt. The server puts this text into each plan: it has no
+-- settings, and names each value that stands twice.
+CREATE FUNCTION pgqueue.fits(
+    state text, retrying boolean, queue text, task text, finished_at timestamptz,
+    states text[], of_queue text, of_task text, ended_before timestamptz
+) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (state = ANY (states) OR state = 'scheduled' AND retrying AND 'retrying' = ANY (states))
+    AND (of_queue IS NULL OR queue = of_queue) AND (of_task IS NULL OR task = of_task)
+    AND (ended_before IS NULL OR finished_at < ended_before);
+
 -- The next `most` jobs after one id and up to another, in order, in the partitions that hold these states; another
 -- state of the same partition is among them. The state `retrying` stands for scheduled jobs that wait for another
 -- attempt. No condition on rows but the ids: so `most` is a limit of the work.
-CREATE FUNCTION pgqueue.bulk_walk(states text[], after bigint, up_to bigint, most integer)
+CREATE FUNCTION pgqueue.jobs_after(states text[], after bigint, up_to bigint, most integer)
 RETURNS TABLE (id bigint, state text, queue varchar, task varchar, finished_at timestamptz, retrying boolean) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -1700,29 +1712,29 @@ BEGIN
     RETURN QUERY
     SELECT w.id, w.state, w.queue, w.task, w.finished_at, w.attempt > 0 OR w.crashes > 0 FROM (
         (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_scheduled j
-         WHERE bulk_walk.states && ARRAY['scheduled', 'retrying'] AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to
-         ORDER BY j.id LIMIT bulk_walk.most)
+         WHERE jobs_after.states && ARRAY['scheduled', 'retrying'] AND j.id > jobs_after.after AND j.id <= jobs_after.up_to
+         ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
         (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_available j
-         WHERE 'available' = ANY (bulk_walk.states) AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to ORDER BY j.id LIMIT bulk_walk.most)
+         WHERE 'available' = ANY (jobs_after.states) AND j.id > jobs_after.after AND j.id <= jobs_after.up_to ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
         (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_blocked j
-         WHERE 'blocked' = ANY (bulk_walk.states) AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to ORDER BY j.id LIMIT bulk_walk.most)
+         WHERE 'blocked' = ANY (jobs_after.states) AND j.id > jobs_after.after AND j.id <= jobs_after.up_to ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
         (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_running j
-         WHERE 'running' = ANY (bulk_walk.states) AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to ORDER BY j.id LIMIT bulk_walk.most)
+         WHERE 'running' = ANY (jobs_after.states) AND j.id > jobs_after.after AND j.id <= jobs_after.up_to ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
         (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_done j
-         WHERE bulk_walk.states && ARRAY['completed', 'skipped'] AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to
-         ORDER BY j.id LIMIT bulk_walk.most)
+         WHERE jobs_after.states && ARRAY['completed', 'skipped'] AND j.id > jobs_after.after AND j.id <= jobs_after.up_to
+         ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
         (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_dead j
-         WHERE bulk_walk.states && ARRAY['failed', 'cancelled'] AND j.id > bulk_walk.after AND j.id <= bulk_walk.up_to
-         ORDER BY j.id LIMIT bulk_walk.most)
-    ) AS w ORDER BY w.id LIMIT bulk_walk.most;
+         WHERE jobs_after.states && ARRAY['failed', 'cancelled'] AND j.id > jobs_after.after AND j.id <= jobs_after.up_to
+         ORDER BY j.id LIMIT jobs_after.most)
+    ) AS w ORDER BY w.id LIMIT jobs_after.most;
 END $$;
-COMMENT ON FUNCTION pgqueue.bulk_walk IS
-    'Part of an operation by filter: for no other caller.';
+COMMENT ON FUNCTION pgqueue.jobs_after IS
+    'Part of a change by filter: for no other caller.';
 
 -- The highest id, up to this one, in the partitions that hold these states.
 CREATE FUNCTION pgqueue.bulk_last(states text[], up_to bigint) RETURNS bigint LANGUAGE plpgsql STABLE
@@ -1749,21 +1761,16 @@ SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     b pgqueue.bulk;
-    real_states text[];
-    only_retrying boolean;
 BEGIN
     SELECT * INTO b FROM pgqueue.bulk WHERE bulk.id = bulk_lock.bulk;
-    real_states := array_replace(b.states, 'retrying', 'scheduled');
-    only_retrying := 'retrying' = ANY (b.states) AND 'scheduled' <> ALL (b.states);
     RETURN QUERY SELECT j.id FROM pgqueue.job j
-    WHERE j.id = ANY (bulk_lock.ids) AND j.state = ANY (real_states) AND j.state <> 'running'
-      AND (NOT only_retrying OR j.state <> 'scheduled' OR j.attempt > 0 OR j.crashes > 0)
-      AND (b.queue IS NULL OR j.queue = b.queue) AND (b.task IS NULL OR j.task = b.task)
-      AND (b.ended_before IS NULL OR j.finished_at < b.ended_before)
+    WHERE j.id = ANY (bulk_lock.ids) AND j.state <> 'running'
+      AND pgqueue.fits(j.state, j.attempt > 0 OR j.crashes > 0, j.queue, j.task, j.finished_at, b.states, b.queue, b.task, b.ended_before)
     FOR UPDATE SKIP LOCKED;
     IF 'running' = ANY (b.states) THEN
         RETURN QUERY SELECT r.id FROM pgqueue.job_running r
-        WHERE r.id = ANY (bulk_lock.ids) AND (b.queue IS NULL OR r.queue = b.queue) AND (b.task IS NULL OR r.task = b.task);
+        WHERE r.id = ANY (bulk_lock.ids)
+          AND pgqueue.fits(r.state, false, r.queue, r.task, r.finished_at, b.states, b.queue, b.task, b.ended_before);
     END IF;
 END $$;
 COMMENT ON FUNCTION pgqueue.bulk_lock(bigint, bigint[]) IS
@@ -1781,8 +1788,7 @@ BEGIN
     SELECT * INTO b FROM pgqueue.bulk WHERE bulk.id = bulk_meant.bulk AND bulk.action = bulk_meant.action AND bulk.ended_at IS NULL;
     RETURN QUERY SELECT j.id, j.enqueued_at FROM pgqueue.job j
     WHERE j.id = ANY (bulk_meant.ids) AND j.id <= b.up_to AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
-      AND j.state = ANY (b.states) AND (b.queue IS NULL OR j.queue = b.queue) AND (b.task IS NULL OR j.task = b.task)
-      AND (b.ended_before IS NULL OR j.finished_at < b.ended_before);
+      AND pgqueue.fits(j.state, false, j.queue, j.task, j.finished_at, b.states, b.queue, b.task, b.ended_before);
 END $$;
 COMMENT ON FUNCTION pgqueue.bulk_meant IS
     'Part of an operation by filter: for no other caller.';
@@ -2437,18 +2443,6 @@ SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY SELECT j.* FROM unnest(job_rows.ids) AS asked (id)
     CROSS JOIN LATERAL (SELECT j.* FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
-END $$;
-
--- The next `most` jobs in these states after the id `after`, in order. No condition but these: so `most` is a limit of
--- the work.
-CREATE FUNCTION pgqueue.jobs_after(states text[], after bigint, most integer) RETURNS TABLE (id bigint, queue varchar, task varchar)
-LANGUAGE plpgsql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
-SET plan_cache_mode = force_generic_plan AS $$
-#variable_conflict use_column
-BEGIN
-    RETURN QUERY SELECT j.id, j.queue, j.task FROM pgqueue.job j
-    WHERE j.state = ANY (jobs_after.states) AND j.id > jobs_after.after ORDER BY j.id LIMIT jobs_after.most;
 END $$;
 
 -- The attempts of a job that did not complete.

@@ -821,7 +821,11 @@ def test_cancel_by_filter_asks_first(dsn: str, eyes: Eyes) -> None:
     assert (none.returncode, none.stdout) == (0, "No job fits.\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["1", "--task", "t"], ["0"], ["x"], ["--state", "completed"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["1", "--task", "t"], ["0"], ["x"], ["--state", "completed"], ["--queue", "a b"], ["--task", "x" * 201]],
+    ids=str,
+)
 def test_cancel_needs_ids_or_a_filter(dsn: str, arguments: list[str]) -> None:
     assert command("cancel", *arguments, dsn=dsn).returncode == 2
 

@@ -11,6 +11,7 @@ import pytest
 
 import pgqueue
 from pgqueue.admin import queries
+from pgqueue.admin.filters import Filter
 from pgqueue.database import drivers, migrations
 from pgqueue.database.statements import Statement
 from pgqueue.errors import InvalidArguments, InvalidOption, JobNotFound
@@ -207,7 +208,7 @@ def test_a_state_that_shares_its_partition_is_searched_within_the_bound_too(
     conn.execute("ANALYZE pgqueue.job_done")
     assert queries.search(conn, state="skipped").searched == 10
     # Rows of one time are sorted by id: at least 33 are read for that.
-    assert rows_read(conn, queries.newest("pgqueue", state="skipped", limit=5)) <= 2 * 33
+    assert rows_read(conn, queries.newest(Filter(("skipped",), limit=5), "pgqueue")) <= 2 * 33
 
 
 @pytest.mark.promise("F72")
@@ -608,7 +609,7 @@ def test_a_table_nobody_has_analysed_is_not_sorted_to_find_its_newest(
     # The naive `WHERE state = ANY (…) ORDER BY id` is taken for a few rows, and all 100,000 are read and sorted.
     monkeypatch.setattr(queries, "SEARCHED_MOST", 1_000)
     fill(conn, 100_000)
-    assert rows_read(conn, queries.newest("pgqueue", task=task)) <= 2 * queries.SEARCHED_MOST + 10
+    assert rows_read(conn, queries.newest(Filter(STATES, task=task), "pgqueue")) <= 2 * queries.SEARCHED_MOST + 10
 
 
 def explain(conn: Conn, statement: Statement[Any], *, prepared: bool = False) -> Any:
@@ -764,8 +765,9 @@ def test_a_page_reads_as_many_rows_as_it_looks_at(
     """The first page and one behind it, however long ago they were prepared."""
     monkeypatch.setattr(queries, "SEARCHED_MOST", 300)
     most = 2 * queries.SEARCHED_MOST + 8 * 33  # rows of one time are sorted by id: 33 are read for that at least
-    shuffled(conn, 120_000, *([state] if isinstance(state, str) else state))
+    states = (state,) if isinstance(state, str) else tuple(state)
+    shuffled(conn, 120_000, *states)
     conn.execute("ANALYZE pgqueue.job")
     after = queries.search(conn, state=state, limit=200).after
-    for each in (queries.newest("pgqueue", state=state, task=task, after=place) for place in (None, after)):
+    for each in (queries.newest(Filter(states, task=task), "pgqueue", place) for place in (None, after)):
         assert [rows_read(conn, each, prepared=True) <= most for _ in range(8)] == [True] * 8

@@ -92,7 +92,7 @@ ASKS: dict[str, tuple[str, Ask]] = {
     "a filter": (
         WAITING,
         lambda conn, id: say(
-            conn, "filters_matching", states=["scheduled", "failed"], after=0, most=9, queue=None, task=None
+            conn, "filters_matching", states=["scheduled", "failed"], after=0, most=9, queue=None, task=None, older=None
         ),
     ),
     "retry": (DEAD, lambda conn, id: pgqueue.retry(conn, id)),

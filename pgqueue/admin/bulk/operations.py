@@ -24,7 +24,6 @@ from pgqueue.database import drivers, shown
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import BulkNotFound, InvalidOption
 from pgqueue.jobs.actors import actor_of
-from pgqueue.jobs.durations import seconds
 from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
 from pgqueue.jobs.validation import aware
 from pgqueue.options import HIGHEST_ID, check_limit, checks_options
@@ -261,7 +260,7 @@ def _previewing(asked: Filter) -> Statement[BulkPreview]:
         said = json.loads(rows[0][0])
         return BulkPreview(Count(said["n"], said["exact"]), tuple(said["ids"]), said["up_to"])
 
-    return Statement(text("bulk_preview", client()[0]), _parts(asked) | {"most": LOOKED_MOST}, read)
+    return Statement(text("bulk_preview", client()[0]), asked.params() | {"most": LOOKED_MOST}, read)
 
 
 def _starting(
@@ -282,7 +281,7 @@ def _starting(
         "pace": None if pace is None else pace_of(pace),
         "notify": notify,
     }
-    return Statement(text("bulk_start", schema), _parts(asked) | params, lambda rows: _read(rows[0]))
+    return Statement(text("bulk_start", schema), asked.params() | params, lambda rows: _read(rows[0]))
 
 
 def _getting(id: int) -> Statement[Bulk]:
@@ -302,10 +301,6 @@ def _listing(limit: int, before: int | None) -> Statement[list[Bulk]]:
 def _stopping(id: int, actor: str | None) -> Statement[Bulk | None]:
     params = {"bulk": _whole(id, "id", 1), "actor": actor_of(actor)}
     return Statement(text("bulk_stop", client()[0]), params, lambda rows: _read(rows[0]) if rows else None)
-
-
-def _parts(asked: Filter) -> dict[str, object]:
-    return {"states": list(asked.states), "queue": asked.queue, "task": asked.task, "older": asked.older_than}
 
 
 # What is given and what comes back -----------------------------------------------------------------------------------
@@ -334,7 +329,7 @@ def _filter(action: str, again: bool, *, older_than: float | timedelta | str | N
     if older_than is not None:
         if action not in ("retry", "discard"):
             raise InvalidOption(f"older_than is for jobs that have ended: a {action} has none")
-        given["older_than"] = seconds(older_than, "older_than")
+        given["older_than"] = older_than
     asked = filtered((), states, others if again or action != "retry" else (), **given)
     if asked is None:  # not reached: a filter was given, if only of None
         raise InvalidOption("give a filter")

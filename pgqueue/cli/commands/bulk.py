@@ -12,7 +12,7 @@ from pgqueue.cli.bulk_progress import Progress, follow, summary
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.groups import Group
-from pgqueue.cli.job_filter import ask
+from pgqueue.cli.job_filter import ask, choosing, read
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, Moment, Whole, actor, as_json, database
 from pgqueue.cli.tables import span, table
@@ -104,11 +104,7 @@ def filtering(states: Sequence[str], *, ended: bool) -> Callable[[F], F]:
             click.option("--detach", is_flag=True, help="Begin it, and let a worker do it."),
             click.option("--yes", is_flag=True, help="Do not ask."),
             click.option("--pace", metavar="N/s", help="Jobs a second at most, such as 50/s, 300/minute."),
-            click.option("--task", help="All of this task."),
-            click.option("--queue", help="All of this queue."),
-            click.option(
-                "--state", type=click.Choice(tuple(states)), metavar="STATE", multiple=True, help=_all_of(states)
-            ),
+            choosing(states),
         ]
         if ended:
             options.insert(
@@ -119,10 +115,6 @@ def filtering(states: Sequence[str], *, ended: bool) -> Callable[[F], F]:
         return command
 
     return add
-
-
-def _all_of(states: Sequence[str]) -> str:
-    return f"All of these, repeatable: {', '.join(states)}."
 
 
 @command.command("cancel")
@@ -171,22 +163,20 @@ def _act(action: str, given: dict[str, Any]) -> None:
     from pgqueue.cli import known_names
 
     as_json, yes, detach = (given.pop(name) for name in ("as_json", "yes", "detach"))
-    asked = {name: value for name, value in given.items() if value is not None and value is not False and value != ()}
-    chosen: dict[str, Any] = {
-        name: asked[name] for name in ("state", "queue", "task", "older_than", "again") if name in asked
-    }
-    if not chosen.keys() - {"again"}:
+    chosen = read(given)
+    if not chosen:
         raise click.UsageError("choose with --state, --queue, --task")
+    how = {name: value for name, value in given.items() if value is not None and value is not False}
     with connected("bulk") as conn:
-        found = operations.preview_bulk(conn, action, **chosen)
+        found = operations.preview_bulk(conn, action, again="again" in how, **chosen)
         if not found.count.n:
-            if given["queue"]:
-                known_names.warn(conn, given["queue"], given["task"])
+            if queue := chosen.get("queue"):
+                known_names.warn(conn, queue, chosen.get("task"))
             click.echo(document(()) if as_json else "No job fits.")
             return
         if not yes:
             ask(_question(action, found, chosen))
-        begun = operations.bulk(conn, action, up_to=found.up_to, **asked)
+        begun = operations.bulk(conn, action, up_to=found.up_to, **chosen, **how)
         if not as_json:
             click.echo(f"operation {begun.id} has begun", err=True)
         _print(begun if detach else follow(conn, begun.id, Progress(found.count)), as_json)

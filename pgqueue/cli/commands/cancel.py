@@ -6,18 +6,18 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import Chosen, act, filters
+from pgqueue.cli.job_filter import act, ids_or_filter
 from pgqueue.cli.options import actor, as_json, database
 from pgqueue.jobs.states import LIVE, RETRYING
 
 
 @click.command("cancel")
-@filters((*LIVE, RETRYING))
+@ids_or_filter((*LIVE, RETRYING))
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Kept with the job.")
 @actor
 @as_json
 @database
-def command(reason: str, as_json: bool, **chosen: Any) -> None:
+def command(reason: str, **given: Any) -> None:
     """Cancel jobs by ID, or all that fit.
 
     Waiting jobs end at once. If a job runs, its worker is asked to stop the handler, which may still complete first.
@@ -34,5 +34,4 @@ def command(reason: str, as_json: bool, **chosen: Any) -> None:
     """
     from pgqueue.admin import actions
 
-    jobs = Chosen(**chosen)
-    act("cancel", jobs, LIVE, lambda ids, by: actions.cancelling(ids, reason, by), as_json=as_json)
+    act("cancel", given, lambda ids, by: actions.cancelling(ids, reason, by))

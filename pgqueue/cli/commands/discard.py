@@ -6,18 +6,18 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import Chosen, act, filters
+from pgqueue.cli.job_filter import act, ids_or_filter
 from pgqueue.cli.options import Duration, actor, as_json, database
 from pgqueue.jobs.states import ENDED
 
 
 @click.command("discard")
-@filters(ENDED)
+@ids_or_filter(ENDED)
 @click.option("--older-than", type=Duration(), metavar="TIME", help="All that ended longer ago, such as 2h, 30d.")
 @actor
 @as_json
 @database
-def command(as_json: bool, **chosen: Any) -> None:
+def command(**given: Any) -> None:
     """Delete jobs that have ended, with their attempts.
 
     Arguments, results and errors of the jobs are gone then: use it for private data, or for what is in the way. Give
@@ -32,4 +32,4 @@ def command(as_json: bool, **chosen: Any) -> None:
     """
     from pgqueue.admin import actions
 
-    act("discard", Chosen(**chosen), ENDED, actions.discarding, as_json=as_json)
+    act("discard", given, actions.discarding)

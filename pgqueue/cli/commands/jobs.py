@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pgqueue.cli.database import clock, reading
+from pgqueue.cli.job_filter import choosing, read
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import span, table, width
@@ -19,7 +20,7 @@ from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plain_json, plain_lines, plural
 
 if TYPE_CHECKING:
-    from pgqueue.admin.queries import Criteria, JobInfo, Page
+    from pgqueue.admin.queries import JobInfo, Page
 
 SHOWN_MOST = 2_000
 """At most this many characters of a value are shown on a terminal; --json prints all."""
@@ -36,16 +37,7 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 
 @click.command("jobs")
 @click.argument("id", type=Whole(1), required=False)
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice(ASKED),
-    metavar="STATE",
-    multiple=True,
-    help=f"Only these, repeatable: {', '.join(ASKED)}.",
-)
-@click.option("--queue", help="Only of this queue.")
-@click.option("--task", help="Only of this task.")
+@choosing(ASKED, only=True)
 @click.option("--key", help="Only with this lock key, unique key or idempotency key.")
 @click.option(
     "--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Only with this argument; VALUE as JSON or text."
@@ -59,9 +51,7 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 @click.option("--limit", type=Whole(1, 10_000), default=20, show_default=True, help="List at most this many.")
 @as_json
 @database
-def command(
-    id: int | None, states: tuple[str, ...], arguments: tuple[str, ...], limit: int, as_json: bool, **others: Any
-) -> None:
+def command(id: int | None, arguments: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """List jobs, or show one.
 
     With an ID it shows everything about that job and its failed attempts. Scheduled jobs alone are listed as they are
@@ -80,10 +70,10 @@ def command(
       pgqueue jobs 4711
       pgqueue jobs --json --limit 1000 | jq '.items[] | select(.attempt > 3)'
     """
-    asked: Criteria = {"state": states or None, "args": _arguments(arguments), "limit": limit, **others}  # type: ignore[typeddict-item]
+    asked = read(given | {"args": _arguments(arguments)})
     if id is None:
         _list(asked, as_json)
-    elif any(value is not None for name, value in asked.items() if name != "limit"):
+    elif asked.keys() - {"limit"}:
         raise click.UsageError("an ID and the options of a search exclude each other")
     else:
         _one(id, as_json)
@@ -111,7 +101,7 @@ def _one(id: int, as_json: bool) -> None:
     click.echo(document([job]) if as_json else "\n".join(_details(job)))
 
 
-def _list(asked: Criteria, as_json: bool) -> None:
+def _list(asked: dict[str, Any], as_json: bool) -> None:
     from pgqueue.admin import queries
     from pgqueue.cli import known_names
 

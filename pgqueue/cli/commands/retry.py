@@ -6,18 +6,18 @@ from typing import Any
 
 import click
 
-from pgqueue.cli.job_filter import Chosen, act, filters
+from pgqueue.cli.job_filter import act, ids_or_filter
 from pgqueue.cli.options import actor, as_json, database
 from pgqueue.jobs.states import DEAD
 
 
 @click.command("retry")
-@filters((*DEAD, "completed"))
+@ids_or_filter((*DEAD, "completed"))
 @click.option("--again", is_flag=True, help="Run completed jobs, too, as new jobs.")
 @actor
 @as_json
 @database
-def command(again: bool, as_json: bool, **chosen: Any) -> None:
+def command(again: bool, **given: Any) -> None:
     """Run failed or cancelled jobs again.
 
     Give IDs, or choose jobs with --state, --queue and --task; then you are asked first. The jobs are available at once,
@@ -32,7 +32,6 @@ def command(again: bool, as_json: bool, **chosen: Any) -> None:
     """
     from pgqueue.admin import actions
 
-    jobs = Chosen(**chosen)
-    if "completed" in jobs.state and not again:
+    if "completed" in given["state"] and not again:
         raise click.UsageError("completed jobs are run with --again only")
-    act("retry", jobs, DEAD, lambda ids, by: actions.retrying(ids, again, by), as_json=as_json)
+    act("retry", given, lambda ids, by: actions.retrying(ids, again, by), again=again)

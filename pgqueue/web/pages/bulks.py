@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from pgqueue.admin.bulk.operations import STATES, Bulk, abulk, abulks, aget_bulk, apreview_bulk, astop_bulk
 from pgqueue.errors import BulkNotFound
 from pgqueue.web.pages.changes import time_of
+from pgqueue.web.pages.jobs import chosen
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
@@ -47,7 +48,7 @@ async def bulk(asked: Asked) -> Page:
 
 async def preview(asked: Asked) -> Page:
     """How many jobs an operation would find now, and the form that begins it."""
-    action, given = _action(asked, asked.value("action")), _filter(asked.values("state"), asked.value)
+    action, given = _action(asked, asked.value("action")), chosen(asked.values, asked.value)
     found = await asked.read(lambda conn: apreview_bulk(conn, action, **given))
     fields = [("action", action), ("up_to", str(found.up_to))]
     fields += [("state", each) for each in given["state"] or ()]
@@ -58,7 +59,7 @@ async def preview(asked: Asked) -> Page:
 async def begin(asked: Asked) -> Page:
     """Begin what the preview has shown: only ids that had been given by then."""
     action = _action(asked, asked.field("action"))
-    options: dict[str, Any] = _filter(asked.fields("state"), asked.field)
+    options = chosen(asked.fields, asked.field)
     if asked.field("up_to") is not None:
         options["up_to"] = asked.whole("up_to", "use a whole number")
     pace = asked.field("pace")
@@ -93,10 +94,6 @@ def _action(asked: Asked, action: str | None) -> str:
     if action not in asked.rights:
         raise Problem(403, "Not allowed", f"You may not do this: it needs the right to {action}.")
     return action
-
-
-def _filter(states: Sequence[str], value: Any) -> dict[str, Any]:
-    return {"state": list(states) or None, "queue": value("queue"), "task": value("task")}
 
 
 def _again(action: str, states: Sequence[str] | None) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.bulk.operations import STATES
-from pgqueue.admin.queries import SEARCHED_MOST, Criteria, asearch
+from pgqueue.admin.queries import SEARCHED_MOST, asearch
 from pgqueue.jobs.states import ASKED
 from pgqueue.web.pages.page import Asked, Page, TooDeep, plain, read_time
 from pgqueue.web.problems import Problem
@@ -52,7 +52,7 @@ async def jobs(asked: Asked) -> Page:
     return Page("jobs.html", items, more, _view(asked, found.after))
 
 
-def _criteria(asked: Asked) -> Criteria:
+def _criteria(asked: Asked) -> dict[str, Any]:
     args = arguments(asked.values("arg"))
     key, error_type, error = asked.value("key"), asked.value("error_type"), asked.value("error")
     if refused := refused_filter(args, key, error, asked.redaction, error_type):
@@ -61,9 +61,7 @@ def _criteria(asked: Asked) -> Criteria:
     if not 1 <= limit <= LIMIT_MOST:
         raise Problem(400, "This cannot be asked", f"limit: use 1 to {LIMIT_MOST}")
     return {
-        "state": asked.values("state") or None,
-        "queue": asked.value("queue"),
-        "task": asked.value("task"),
+        **chosen(asked.values, asked.value),
         "key": key,
         "args": args,
         "worker": asked.number("worker"),
@@ -74,6 +72,11 @@ def _criteria(asked: Asked) -> Criteria:
         "limit": limit,
         "after": _after(asked.value("after")),
     }
+
+
+def chosen(values: Callable[[str], Sequence[str]], value: Callable[[str], str | None]) -> dict[str, Any]:
+    """The parts of a filter that a list and an operation have, of the URL or of a form (`Asked`)."""
+    return {"state": values("state") or None, "queue": value("queue"), "task": value("task")}
 
 
 def _after(place: str | None) -> int | str | None:
