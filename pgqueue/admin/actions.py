@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, overload
 
+from pgqueue.admin.answers import Answer
 from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
 from pgqueue.admin.retry_locks import locking
 from pgqueue.config import client
@@ -40,42 +41,6 @@ ROUNDS = 100
 """The statement is sent at most this often. Each time a job must have changed its state at that very moment."""
 REASON_MOST = 500  # characters
 BY_HAND = "cancelled by hand"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of one job that was to be cancelled, retried or discarded. `state` is the state it was found in.
-
-    After a cancel `did` is one of these:
-    - `cancelled`: it waited, and ends with this transaction.
-    - `requested`: it runs, and its worker will stop it.
-    - `ended`: it had ended before.
-
-    After a retry:
-    - `retried`: it is available again.
-    - `again`: it had completed; job `new` runs the same call again.
-    - `completed`: it had completed, and `again` was not asked for.
-    - `alive`: it has not ended.
-    - `held`: another job, `holder`, has its unique key.
-
-    After a discard:
-    - `discarded`: it is deleted.
-    - `alive`: it has not ended.
-
-    After a reschedule:
-    - `rescheduled`: it waits for the new time, or is available now.
-    - `running`: it runs already.
-    - `over`: it has ended; a retry runs it again.
-
-    After each of them:
-    - `missing`: no job has this id, or a filter has found it, and it does not fit any more.
-    """
-
-    id: int
-    did: str
-    state: str | None
-    new: int | None = None
-    holder: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,29 +64,6 @@ class By:
 
 Judge = Callable[[int, str | None, Any], Answer | None]
 """Makes the answer for a job from its id, its state and the statement's result. None: its state was just changing."""
-
-REFUSALS = frozenset({"ended", "missing", "completed", "alive", "held", "running", "over"})
-"""The values of `did` for a job that was not changed."""
-
-
-def sentence(answer: Answer) -> str:
-    """The answer in words, for people."""
-    said = {
-        "cancelled": "cancelled",
-        "requested": "runs; its worker was asked to stop it",
-        "ended": f"had ended already: {answer.state}",
-        "retried": "is available again",
-        "again": f"had completed; job {answer.new} does it again",
-        "completed": "had completed; --again runs it once more, as a new job",
-        "alive": f"has not ended: {answer.state}",
-        "held": f"was not retried: job {answer.holder} has its unique key",
-        "discarded": "discarded",
-        "rescheduled": "is rescheduled",
-        "running": "runs already: it cannot be rescheduled",
-        "over": f"has ended: {answer.state}; pgqueue retry runs it again",
-        "missing": "is not there: no job has this id, it is not committed, or retention has removed it",
-    }
-    return f"job {answer.id} {said[answer.did]}"
 
 
 @overload

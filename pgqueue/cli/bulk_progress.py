@@ -113,4 +113,6 @@ def summary(found: Bulk) -> str:
 
 
 def _counts(found: Bulk) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(found.counts.items())) or "no job yet"
+    from pgqueue.admin.answers import counted
+
+    return counted(found.counts) or "no job yet"

@@ -20,7 +20,8 @@ from pgqueue.options import HIGHEST_ID
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
-    from pgqueue.admin.actions import Answer, By
+    from pgqueue.admin.actions import By
+    from pgqueue.admin.answers import Answer
     from pgqueue.admin.filters import Filter
     from pgqueue.database.steps import Steps
 
@@ -69,6 +70,7 @@ def act(verb: str, given: dict[str, Any], steps: Changing, *, again: bool = Fals
     Exit code 1 if a job that was given by id could not be changed.
     """
     from pgqueue.admin import actions
+    from pgqueue.admin.answers import counted, sentence
     from pgqueue.admin.bulk.operations import STATES
     from pgqueue.admin.filters import filtered, finding
     from pgqueue.cli import known_names
@@ -86,14 +88,13 @@ def act(verb: str, given: dict[str, Any], steps: Changing, *, again: bool = Fals
         if asked is not None and found and not given["yes"]:
             ask(f"{verb.capitalize()} {_jobs(len(found))}{_of(asked)}, now {' or '.join(asked.states)}?")
         answers = drive(conn, steps(found, actions.By(asked)))
-    refused = [answer for answer in answers if answer.did in actions.REFUSALS]
     if given["as_json"]:
         click.echo(document(answers))
     elif ids:
-        click.echo("\n".join(map(actions.sentence, answers)))
+        click.echo("\n".join(map(sentence, answers)))
     else:
-        click.echo(_summary(answers))
-    if ids and refused:
+        click.echo(counted(Counter(answer.did for answer in answers)) or "No job fits.")
+    if ids and not all(answer.changed for answer in answers):
         raise click.exceptions.Exit(NO)
 
 
@@ -106,11 +107,6 @@ def ask(question: str) -> None:
         agreed = False
     if not agreed:
         raise No("Nothing was done; --yes acts without asking.")
-
-
-def _summary(answers: Sequence[Answer]) -> str:
-    counts = Counter(answer.did for answer in answers)
-    return ", ".join(f"{count:,} {did}" for did, count in sorted(counts.items())) or "No job fits."
 
 
 def _jobs(count: int) -> str:

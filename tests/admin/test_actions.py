@@ -20,6 +20,7 @@ from workers import Eyes, Taker, until, wait_until, work
 
 import pgqueue
 from pgqueue.admin import actions, filters
+from pgqueue.admin.answers import Answer
 from pgqueue.client.tasks import task
 from pgqueue.database import steps
 from pgqueue.errors import InvalidOption
@@ -141,7 +142,7 @@ def test_the_commands_say_what_they_did(dsn: str, conn: Conn) -> None:
 # Cancel --------------------------------------------------------------------------------------------------------------
 
 
-def answers(found: list[actions.Answer]) -> list[tuple[str, str | None]]:
+def answers(found: list[Answer]) -> list[tuple[str, str | None]]:
     return [(answer.did, answer.state) for answer in found]
 
 
@@ -292,7 +293,7 @@ async def moment() -> None:
 
 async def race(dsn: str, eyes: Eyes, rounds: int) -> dict[str, int]:
     """Cancel jobs in a tight race with promotion, claim and completion; how often each answer was given."""
-    given: dict[int, actions.Answer] = {}
+    given: dict[int, Answer] = {}
 
     def cancel() -> None:
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -377,7 +378,7 @@ async def failing() -> None:
 
 async def retry_race(dsn: str, eyes: Eyes, rounds: int) -> dict[str, int]:
     """Retry jobs in a tight race with promotion, claim and their failure; how often each answer was given."""
-    given: dict[int, actions.Answer] = {}
+    given: dict[int, Answer] = {}
 
     def retry() -> None:
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -694,7 +695,7 @@ def test_a_job_that_is_just_being_retried_is_not_discarded(dsn: str, eyes: Eyes)
     with psycopg.connect(dsn) as retrying, ThreadPoolExecutor(1) as pool:
         pgqueue.retry(retrying, job)
 
-        def discard() -> list[actions.Answer]:
+        def discard() -> list[Answer]:
             with psycopg.connect(dsn) as conn:
                 return pgqueue.discard(conn, job)
 

@@ -11,7 +11,8 @@ from typing import Any, assert_type
 
 import psycopg
 
-from pgqueue.admin.actions import Answer, acancel, cancel, retry
+from pgqueue.admin.actions import acancel, cancel, retry
+from pgqueue.admin.answers import Answer
 from pgqueue.client.enqueue import aenqueue, enqueue, enqueue_many
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.job_outcome import JobOutcome

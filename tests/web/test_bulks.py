@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,10 +14,11 @@ from dashboards import SAME_SITE, browsing, dashboard_of, reading, without_our_s
 from workers import Eyes, until, work
 
 import pgqueue
+from pgqueue.admin.answers import CHANGED, WORDS
 from pgqueue.admin.bulk.operations import Bulk
 from pgqueue.client.tasks import task
+from pgqueue.database import statements
 from pgqueue.web.access import ACTIONS
-from pgqueue.web.pages.bulks import REASONS
 from pgqueue.web.pages.changes import NOTICES
 
 
@@ -129,7 +131,7 @@ async def test_the_page_says_why_a_job_was_left_out(dsn: str, eyes: Eyes) -> Non
     async with reading(dsn) as browser:
         page = await browser.get(f"/bulk/{begun.id}")
     assert "1 changed, 1 left out" in page.text
-    for reason, words, id in (("held", REASONS["held"], first.id), ("retried", REASONS["retried"], other.id)):
+    for reason, words, id in (("held", WORDS["held"].reason, first.id), ("retried", WORDS["retried"].reason, other.id)):
         row = f'<th scope="row">{reason}</th><td>{words}</td><td class="right">1</td>'
         assert row in page.text and f"/jobs/{id}" in links(page, "/jobs/")
     assert eyes.one("SELECT state FROM pgqueue.job WHERE id = %s", holder.id) == "scheduled"
@@ -139,8 +141,20 @@ async def test_the_page_says_why_a_job_was_left_out(dsn: str, eyes: Eyes) -> Non
 def test_every_reason_of_an_operation_has_words() -> None:
     """The reasons are listed with `Bulk`, and in the docs."""
     assert Bulk.__doc__ is not None
-    listed = Bulk.__doc__[Bulk.__doc__.index("The reasons of jobs") :]
-    assert set(re.findall(r"`(\w+)`", listed)) == set(REASONS)
+    changed, left_out = Bulk.__doc__[Bulk.__doc__.index("The reasons are words") :].split("left out")
+    assert set(re.findall(r"`(\w+)`", changed)) == CHANGED
+    reasons = CHANGED | set(re.findall(r"`(\w+)`", left_out))
+    assert reasons == {did for did, words in WORDS.items() if words.reason}
+    table = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    [listed] = re.findall(r"\n\| reason \| the job \|\n(.*?)\n\n", table, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == reasons
+
+
+@pytest.mark.promise("F152")
+def test_the_jobs_that_a_step_counts_as_changed_are_those_of_the_words() -> None:
+    step = statements.text("bulk_cancel", "pgqueue")
+    [changed] = re.findall(r"WHERE t\.did IN \((.*?)\)", step)
+    assert set(re.findall(r"'(\w+)'", changed)) == CHANGED
 
 
 @pytest.mark.promise("F146")

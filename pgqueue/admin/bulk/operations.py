@@ -68,13 +68,9 @@ class Bulk:
     - `pace` is how many jobs a second at most; None: as many as there are.
     - `holder` is the process that works on it just now.
 
-    The reasons of jobs that were changed: `cancelled`, `requested` (it runs, its worker will stop it), `retried`,
-    `again` (a completed job, run as a new one), `discarded`, `rescheduled`. Those of jobs that were left out:
-    - `locked`: another transaction had it, at each try.
-    - `moved`: when it was tried again, it had another state.
-    - `held`: another job has its unique key.
-    - `alive`: it has not ended.
-    - `refused`: the server refused the change, as a trigger of the application may do.
+    The reasons are words of `admin/answers.py`, which says what each means. Jobs that were changed are `cancelled`,
+    `requested`, `retried`, `again`, `discarded` or `rescheduled`. Jobs that were left out are `locked`, `moved`,
+    `held`, `alive` or `refused`.
     """
 
     id: int

@@ -32,6 +32,7 @@ def command(ids: tuple[int, ...], at: datetime | None, now: bool, as_json: bool)
       pgqueue reschedule 4711 4712 --now
     """
     from pgqueue.admin import actions
+    from pgqueue.admin.answers import sentence
     from pgqueue.database.steps import drive
 
     if (at is None) != now:
@@ -39,6 +40,6 @@ def command(ids: tuple[int, ...], at: datetime | None, now: bool, as_json: bool)
     with connected("reschedule") as conn:
         # A time that has come is now by the clock of the database.
         answers = drive(conn, actions.rescheduling(ids, at or datetime.fromtimestamp(0, UTC), actions.By()))
-    click.echo(document(answers) if as_json else "\n".join(map(actions.sentence, answers)))
-    if any(answer.did in actions.REFUSALS for answer in answers):
+    click.echo(document(answers) if as_json else "\n".join(map(sentence, answers)))
+    if not all(answer.changed for answer in answers):
         raise click.exceptions.Exit(NO)

@@ -5,10 +5,11 @@ The filter stands in the URL of the preview, as in the list of jobs. The worker 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from pgqueue.admin.answers import WORDS
 from pgqueue.admin.bulk.operations import STATES, Bulk, abulk, abulks, aget_bulk, apreview_bulk, astop_bulk
 from pgqueue.errors import BulkNotFound
 from pgqueue.web.pages.changes import time_of
@@ -17,20 +18,6 @@ from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
 SHOWN = 50
-REASONS: Mapping[str, str] = {
-    "cancelled": "is cancelled",
-    "requested": "runs; its worker was asked to stop it",
-    "retried": "is available again",
-    "again": "had completed; a new job does it again",
-    "discarded": "is deleted, with its attempts",
-    "rescheduled": "has a new time",
-    "locked": "left out: another transaction had it, at each try",
-    "moved": "left out: when it was tried again, it had another state",
-    "held": "left out: another job has its unique key",
-    "alive": "left out: it has not ended",
-    "refused": "left out: the server refused the change, as a trigger of the application may do",
-}
-"""What became of a job, in words."""
 
 
 async def bulks(asked: Asked) -> Page:
@@ -43,7 +30,7 @@ async def bulks(asked: Asked) -> Page:
 async def bulk(asked: Asked) -> Page:
     """One operation, with the first jobs of each reason."""
     found = await asked.read(lambda conn: aget_bulk(conn, asked.id))
-    return Page("bulk.html", [_item(found)], view={"words": REASONS})
+    return Page("bulk.html", [_item(found)], view={"words": {did: words.reason for did, words in WORDS.items()}})
 
 
 async def preview(asked: Asked) -> Page:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from pgqueue.admin.actions import REFUSALS, Answer, acancel, adiscard, areschedule, aretry
+from pgqueue.admin.actions import acancel, adiscard, areschedule, aretry
+from pgqueue.admin.answers import WORDS, Answer
 from pgqueue.admin.queues import apause, aresume
 from pgqueue.client import schedules
 from pgqueue.web.pages.page import Asked, Page, plain, read_time
@@ -19,18 +20,7 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 """A time that has come by every server's clock."""
 
 NOTICES: Mapping[str, str] = {
-    "cancelled": "The job is cancelled.",
-    "requested": "The job runs. Its worker was asked to stop it.",
-    "ended": "Nothing was done: the job had ended before.",
-    "retried": "The job is available again.",
-    "again": "This new job does again what the other one had done.",
-    "completed": "Nothing was done: the job has completed.",
-    "alive": "Nothing was done: the job has not ended.",
-    "held": "Nothing was done: another job has its unique key.",
-    "discarded": "The job is deleted, with its attempts.",
-    "rescheduled": "The job has a new time.",
-    "running": "Nothing was done: the job runs already.",
-    "over": "Nothing was done: the job has ended.",
+    **{did: words.notice for did, words in WORDS.items() if words.notice},
     "paused": "It is paused. What runs goes on to its end.",
     "paused before": "Nothing was done: it was paused already.",
     "resumed": "It goes on.",
@@ -134,7 +124,7 @@ def _answered(answers: list[Answer]) -> Page:
             404, f"There is no job {answer.id}", "It is not committed, was discarded, or retention removed it."
         )
     place = "/jobs" if answer.did == "discarded" else f"/jobs/{answer.new or answer.id}"
-    return Page("", [plain(answer)], {"changed": answer.did not in REFUSALS}, after=place, did=answer.did)
+    return Page("", [plain(answer)], {"changed": answer.changed}, after=place, did=answer.did)
 
 
 def _paused(kind: str, name: str, did: str, done: bool, after: str = "/queues") -> Page:
