@@ -71,8 +71,13 @@ def names_options(cls: C) -> C:
 
 
 def checks_options(function: F) -> F:
-    """A function whose unknown keywords are answered by `no_option`, and not by a bare TypeError."""
+    """A function whose unknown keywords are answered by `no_option`, and not by a bare TypeError.
+
+    One that takes any keyword is left as it is.
+    """
     parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return function
     named = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
     known = frozenset(named)
     shown = [name for name in named if name != "conn"]

@@ -15,7 +15,8 @@ from psycopg import AsyncConnection
 
 from pgqueue.config import client
 from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import named
+from pgqueue.database.statements import Row
 
 FIXED = (":scheduled", ":control", ":orders", ":ordered", ":outbox", "default")
 """The channels that belong to no queue, and that of the queue which needs no name. Each is `schema.name`."""
@@ -31,8 +32,7 @@ class Channels:
 
 async def amark(conn: object) -> str:
     """A text that is another one if jobs, queues or workers have changed since."""
-    schema, _ = client()
-    return await drivers.arun(conn, Statement(text("activity_mark", schema), {}, lambda rows: str(rows[0][0])))
+    return await drivers.arun(conn, named("activity_mark", lambda rows: str(rows[0][0])))
 
 
 async def achannels(conn: AsyncConnection[Any]) -> Channels:
@@ -43,5 +43,4 @@ async def achannels(conn: AsyncConnection[Any]) -> Channels:
         [(useful, queues)] = rows
         return Channels(useful, tuple(f"{schema}.{name}" for name in (*FIXED, *queues)))
 
-    params = {"pid": conn.info.backend_pid}
-    return await drivers.arun(conn, Statement(text("activity_channels", schema), params, read))
+    return await drivers.arun(conn, named("activity_channels", read, pid=conn.info.backend_pid))

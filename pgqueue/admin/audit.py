@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pgqueue.config import client
-from pgqueue.database import drivers, shown
-from pgqueue.database.statements import Row, Statement, text
-from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.database import shown
+from pgqueue.database.asking import Asked, asks, named, twin
+from pgqueue.database.statements import Row, Statement
+from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
-from pgqueue.options import check_limit, check_moment, check_text, checks_options
+from pgqueue.options import check_limit, check_moment, check_text
 
 WALKED_MOST = 20_000
 LIMIT_MOST = 10_000
@@ -45,7 +45,7 @@ class AuditEntry:
     details: dict[str, Any]
 
 
-@checks_options
+@asks
 def audit(
     conn: object,
     *,
@@ -55,7 +55,7 @@ def audit(
     since: datetime | None = None,
     before: AuditEntry | None = None,
     limit: int = 50,
-) -> list[AuditEntry]:
+) -> Asked[list[AuditEntry]]:
     """What was changed by hand, the newest first: by this `actor`, this `action` (such as "cancel"), `since` a time.
 
     With `job` only what changed that job, and no other filter. An operation by filter is among that if it is one of the
@@ -68,41 +68,24 @@ def audit(
         [last] = pgqueue.audit(conn, job=job.id, limit=1)
     """
     if job is not None:
-        return drivers.run(conn, _of_job(job, limit, actor, action, since, before))
-    return drive(conn, _walking(actor, action, since, before, limit))
+        return _of_job(job, limit, actor, action, since, before)
+    return _walking(actor, action, since, before, limit)
 
 
-@checks_options
-async def aaudit(
-    conn: object,
-    *,
-    job: int | None = None,
-    actor: str | None = None,
-    action: str | None = None,
-    since: datetime | None = None,
-    before: AuditEntry | None = None,
-    limit: int = 50,
-) -> list[AuditEntry]:
-    """`audit` for async connections."""
-    if job is not None:
-        return await drivers.arun(conn, _of_job(job, limit, actor, action, since, before))
-    return await adrive(conn, _walking(actor, action, since, before, limit))
+aaudit = twin(audit)
+"""`audit` for async connections."""
 
 
 def _of_job(job: int, limit: int, *others: object) -> Statement[list[AuditEntry]]:
     if any(other is not None for other in others):
         raise InvalidOption("give a job, or actor, action, since and before; not both")
-    schema, _ = client()
-    return Statement(
-        text("audit_of_job", schema), {"job": job, "n": check_limit(limit, LIMIT_MOST), "most": BULKS_MOST}, _read
-    )
+    return named("audit_of_job", _read, job=job, n=check_limit(limit, LIMIT_MOST), most=BULKS_MOST)
 
 
 def _walking(
     actor: str | None, action: str | None, since: datetime | None, before: AuditEntry | None, limit: int
 ) -> Steps[list[AuditEntry]]:
     """The entries that fit. Each statement looks at up to 20,000 rows."""
-    schema, _ = client()
     check_text(actor, "actor")
     check_text(action, "action")
     newer = check_moment(since, "since")
@@ -110,9 +93,8 @@ def _walking(
     at, id = (None, None) if before is None else (before.at.isoformat(), before.id)
     left = check_limit(limit, LIMIT_MOST)
     while True:
-        params: dict[str, object] = {"at": at, "id": id, "since": newer}
-        params |= {"by": actor, "action": action, "most": WALKED_MOST, "n": left}
-        rows = yield Statement(text("audit_list", schema), params, list)
+        place, asked = {"at": at, "id": id}, {"since": newer, "by": actor, "action": action}
+        rows = yield named("audit_list", **place, **asked, most=WALKED_MOST, n=left)
         found += _read(rows)
         left = limit - len(found)
         _, at, id = rows[0]

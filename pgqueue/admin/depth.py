@@ -22,10 +22,10 @@ from typing import Any
 
 from pgqueue.config import config
 from pgqueue.database import shown, steps
+from pgqueue.database.asking import asks, twin
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.jobs.validation import check_queue
-from pgqueue.options import checks_options
 
 QUEUES_MOST = 1_000
 UNKNOWN = "unknown"
@@ -121,8 +121,8 @@ class Measured:
     paused_by: Mapping[str, str | None] = field(default_factory=dict)
 
 
-@checks_options
-def queues(conn: object) -> list[QueueInfo]:
+@asks
+def queues(conn: object) -> Steps[list[QueueInfo]]:
     """Return every queue that has jobs, workers or a pause, by name; at most 1,000.
 
     Small numbers are counted now. Those of large tables were counted by the leading worker, 5 to 120 seconds ago; then
@@ -130,30 +130,27 @@ def queues(conn: object) -> list[QueueInfo]:
 
         [queue.name for queue in pgqueue.queues(conn) if queue.unserved]
     """
-    return queue_list(steps.drive(conn, measured(config().schema), {}))
+    return queue_list((yield from measured(config().schema)))
 
 
-@checks_options
-async def aqueues(conn: object) -> list[QueueInfo]:
-    """`queues` for async connections."""
-    return queue_list(await steps.adrive(conn, measured(config().schema), {}))
+aqueues = twin(queues)
+"""`queues` for async connections."""
 
 
-@checks_options
-def depth(conn: object, queue: str) -> QueueInfo:
+@asks
+def depth(conn: object, queue: str) -> Steps[QueueInfo]:
     """Return one queue as `queues` does. A queue that has nothing is all zeros.
 
     Raises InvalidOption for an invalid name.
 
     pgqueue.depth(conn, "mail").available.n
     """
-    return _one(steps.drive(conn, measured(config().schema, check_queue(queue)), {}), queue)
+    found = yield from measured(config().schema, check_queue(queue))
+    return _info(found, queue, found.groups)
 
 
-@checks_options
-async def adepth(conn: object, queue: str) -> QueueInfo:
-    """`depth` for async connections."""
-    return _one(await steps.adrive(conn, measured(config().schema, check_queue(queue)), {}), queue)
+adepth = twin(depth)
+"""`depth` for async connections."""
 
 
 async def ameasured(conn: object) -> Measured:
@@ -248,10 +245,6 @@ def total(groups: Iterable[Group]) -> Count:
     """How many jobs these groups have."""
     listed = list(groups)
     return Count(sum(group.n for group in listed), all(group.exact for group in listed))
-
-
-def _one(found: Measured, queue: str) -> QueueInfo:
-    return _info(found, queue, found.groups)
 
 
 def _info(found: Measured, name: str, groups: Iterable[Group]) -> QueueInfo:

@@ -20,9 +20,9 @@ from pgqueue.admin import depth, lag, limits
 from pgqueue.admin.depth import Group, Measured
 from pgqueue.config import config
 from pgqueue.database import migrations, shown, steps
-from pgqueue.database.statements import Row, Statement, in_schema, text
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Statement, in_schema
 from pgqueue.database.steps import Steps
-from pgqueue.options import checks_options
 from pgqueue.plain_text import plural
 
 OLD_SECONDS = 300.0
@@ -122,8 +122,8 @@ class Diagnosis:
     duties: tuple[DutyInfo, ...] = ()
 
 
-@checks_options
-def doctor(conn: object) -> Diagnosis:
+@asks
+def doctor(conn: object) -> Steps[Diagnosis]:
     """Return why jobs wait, and what is wrong with what the queue stands on. A healthy queue has no finding.
 
     What this connection's role may not see is not looked at: other roles' sessions need pg_read_all_stats.
@@ -131,23 +131,23 @@ def doctor(conn: object) -> Diagnosis:
         for finding in pgqueue.doctor(conn).findings:
             print(finding.severity, finding.what, finding.todo)
     """
-    return steps.drive(conn, diagnosis(config().schema), {})
+    return diagnosis()
 
 
-@checks_options
-async def adoctor(conn: object) -> Diagnosis:
-    """`doctor` for async connections."""
-    return await steps.adrive(conn, diagnosis(config().schema), {})
+adoctor = twin(doctor)
+"""`doctor` for async connections."""
 
 
 async def adiagnosis(conn: object, found: Measured) -> Diagnosis:
     """`adoctor` with numbers that were read before."""
-    return await steps.adrive(conn, diagnosis(config().schema, found), {})
+    return await steps.adrive(conn, diagnosis(found), {})
 
 
-def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
+def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
     """The statements that look, and what they mean. They ask for the numbers, too, if these were not read before."""
-    applied = [migrations.Applied(*row) for row in (yield _applied(schema))]
+    schema = config().schema
+    rows = yield Statement(in_schema(migrations.QUEUE.read, schema), {}, list)
+    applied = [migrations.Applied(*row) for row in rows]
     version, known = max((row.version for row in applied), default=0), len(migrations.files())
     if (how := migrations.foreign(applied)) is not None:
         return Diagnosis((), (_foreign(how),))
@@ -155,42 +155,36 @@ def diagnosis(schema: str, found: Measured | None = None) -> Steps[Diagnosis]:
         return Diagnosis((), (_behind(version, known),))
     if found is None:
         found = yield from depth.measured(schema)
-    [[sessions]] = yield _ask("doctor_sessions", schema, seconds=OLD_SECONDS)
-    [[server]] = yield _ask("doctor_server", schema)
-    [[tables]] = yield _ask("doctor_tables", schema, seconds=VACUUM_SECONDS, indexes=list(INDEXES))
-    [[workers]] = yield _ask("doctor_workers", schema)
-    [[undeclared, _]] = yield _ask("limits_undeclared", schema, after=limits.FIRST_RATE, n=limits.KEYS_MOST)
-    [[growth]] = yield _ask("doctor_growth", schema)
-    [[may]] = yield _ask("lag_relays_visible", schema)
-    relays = [lag.RelayLag(*row) for row in (yield _ask("lag_relays", schema))] if may else []
-    [[said]] = yield _ask("doctor_duties", schema)
-    duties = tuple(DutyInfo(**each) for each in json.loads(said))
-    server, workers = json.loads(server), json.loads(workers)
-    left = yield from _left(schema, found)
-    free = yield from _with_free_slot(schema, found)
+    sessions = yield _facts("doctor_sessions", seconds=OLD_SECONDS)
+    server = yield _facts("doctor_server")
+    tables = yield _facts("doctor_tables", seconds=VACUUM_SECONDS, indexes=list(INDEXES))
+    workers = yield _facts("doctor_workers")
+    [[undeclared, _]] = yield named("limits_undeclared", after=limits.FIRST_RATE, n=limits.KEYS_MOST)
+    growth = yield _facts("doctor_growth")
+    [[may]] = yield named("lag_relays_visible")
+    relays = [lag.RelayLag(*row) for row in (yield named("lag_relays"))] if may else []
+    duties = tuple(DutyInfo(**each) for each in (yield _facts("doctor_duties")))
+    left = yield from _left(found)
+    free = yield from _with_free_slot(found)
     findings = [
         *_newer(version, known),
-        *_of_sessions(json.loads(sessions)),
+        *_of_sessions(sessions),
         *_of_server(server),
-        *_of_tables(json.loads(tables)),
+        *_of_tables(tables),
         *_of_workers(workers, led=server["led"]),
         *_of_duties(duties),
         *_of_unserved(found, left),
         *_of_queues(found, free),
-        *_of_growth(found, json.loads(growth)),
+        *_of_growth(found, growth),
         *_of_relays(relays),
-        *(_undeclared(each) for each in limits.unknown(undeclared)),
+        *map(_undeclared, limits.unknown(undeclared)),
     ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(_reasons(found), tuple(findings), shown.at(found.now), shown.at(found.counted_at), duties)
 
 
-def _ask(name: str, schema: str, **params: object) -> Statement[list[Row]]:
-    return Statement(text(name, schema), params, list)
-
-
-def _applied(schema: str) -> Statement[list[Row]]:
-    return Statement(in_schema(migrations.QUEUE.read, schema), {}, list)
+def _facts(name: str, **params: object) -> Statement[Any]:
+    return named(name, lambda rows: json.loads(rows[0][0]), **params)
 
 
 def _reasons(found: Measured) -> tuple[Waiting, ...]:
@@ -315,14 +309,14 @@ class Left:
     silent: float | None = None
 
 
-def _left(schema: str, found: Measured) -> Steps[dict[str, Left]]:
+def _left(found: Measured) -> Steps[dict[str, Left]]:
     """Ask for what the measurement does not say of queues without a worker, if there are any with such jobs."""
     unserved = {queue.name for queue in _without_worker(found)}
     asked = {each.queue for each in found.groups if each.queue in unserved and each.state in ("blocked", "running")}
     if not asked:
         return {}
-    [[said]] = yield _ask("doctor_unserved", schema, queues=sorted(asked), most=UNSERVED_MOST)
-    return {queue: Left(*values) for queue, *values in json.loads(said)}
+    told = yield _facts("doctor_unserved", queues=sorted(asked), most=UNSERVED_MOST)
+    return {queue: Left(*values) for queue, *values in told}
 
 
 def _without_worker(found: Measured) -> list[depth.QueueInfo]:
@@ -368,7 +362,7 @@ def _told(groups: Sequence[Group], rest: Left) -> str:
     return " and ".join(said)
 
 
-def _with_free_slot(schema: str, found: Measured) -> Steps[frozenset[str]]:
+def _with_free_slot(found: Measured) -> Steps[frozenset[str]]:
     """Ask which of the queues with a job that is stuck have a worker with a free slot for that job.
 
     The measurement does not say which job it is, so keys with room are looked for once more.
@@ -376,10 +370,8 @@ def _with_free_slot(schema: str, found: Measured) -> Steps[frozenset[str]]:
     stuck = [queue.name for queue in depth.queue_list(found, None) if _is_stuck(queue)]
     if not stuck:
         return frozenset()
-    [[roomy, _]] = yield _ask("depth_blocked", schema, after="", n=STUCK_KEYS_MOST, again=[])
-    jobs = [job for _, job, _ in json.loads(roomy)]
-    [[queues]] = yield _ask("doctor_free", schema, queues=stuck, jobs=jobs)
-    return frozenset(json.loads(queues))
+    roomy = yield _facts("depth_blocked", after="", n=STUCK_KEYS_MOST, again=[])
+    return frozenset((yield _facts("doctor_free", queues=stuck, jobs=[job for _, job, _ in roomy])))
 
 
 def _is_stuck(queue: depth.QueueInfo) -> bool:

@@ -13,7 +13,7 @@ from pgqueue.client.enqueue import many
 from pgqueue.client.handle import JobHandle
 from pgqueue.config import client
 from pgqueue.database import drivers
-from pgqueue.database.statements import Statement, text
+from pgqueue.database.asking import named
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.job import NewJob
 
@@ -30,6 +30,6 @@ async def aenqueue_by_hand(conn: object, new: NewJob[Any], *, actor: str | None 
     else:
         [handle] = await unique_enqueue.aenqueue(conn, [new])
     if handle.created or handle.replaced:
-        params = {"task": new.task, "queue": new.queue, "id": handle.id, "actor": actor_of(actor)}
-        await drivers.arun(conn, Statement(text("enqueue_by_hand_record", schema), params, list))
+        about = {"task": new.task, "queue": new.queue, "id": handle.id}
+        await drivers.arun(conn, named("enqueue_by_hand_record", **about, actor=actor_of(actor)))
     return handle

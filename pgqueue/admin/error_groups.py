@@ -6,14 +6,12 @@ what fails, and the leader adds the groups up: a new failure is seen about two m
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 
-from pgqueue.config import client
-from pgqueue.database import drivers, shown
-from pgqueue.database.statements import Row, Statement, text
-from pgqueue.options import check_limit, check_moment, check_text, checks_options
+from pgqueue.database.asking import asks, said, twin
+from pgqueue.database.statements import Statement
+from pgqueue.options import check_limit, check_moment, check_text
 
 LIMIT_MOST = 2_000
 
@@ -43,7 +41,7 @@ class ErrorGroup:
     version_tag: str | None
 
 
-@checks_options
+@asks
 def error_groups(
     conn: object,
     *,
@@ -51,7 +49,7 @@ def error_groups(
     task: str | None = None,
     since: datetime | None = None,
     limit: int = 50,
-) -> list[ErrorGroup]:
+) -> Statement[list[ErrorGroup]]:
     """Return the groups of failed attempts, the one that occurred last first.
 
     `since`: those that have occurred at that time or later. Groups are kept for 30 days after their last failure, 2,000
@@ -60,36 +58,11 @@ def error_groups(
         for group in pgqueue.error_groups(conn, task="mail.send"):
             print(group.count, group.error_type, group.place, group.job_ids)
     """
-    return drivers.run(conn, _asking(queue, task, since, limit))
-
-
-@checks_options
-async def aerror_groups(
-    conn: object,
-    *,
-    queue: str | None = None,
-    task: str | None = None,
-    since: datetime | None = None,
-    limit: int = 50,
-) -> list[ErrorGroup]:
-    """`error_groups` for async connections."""
-    return await drivers.arun(conn, _asking(queue, task, since, limit))
-
-
-def _asking(queue: str | None, task: str | None, since: datetime | None, limit: int) -> Statement[list[ErrorGroup]]:
     check_text(queue, "queue")
     check_text(task, "task")
-    schema, _ = client()
-    params = {"queue": queue, "task": task, "since": check_moment(since, "since"), "n": check_limit(limit, LIMIT_MOST)}
-    return Statement(text("error_groups_list", schema), params, _read)
+    after, n = check_moment(since, "since"), check_limit(limit, LIMIT_MOST)
+    return said("error_groups_list", list[ErrorGroup], queue=queue, task=task, since=after, n=n)
 
 
-def _read(rows: list[Row]) -> list[ErrorGroup]:
-    return [
-        ErrorGroup(
-            **each
-            | {name: shown.at(each[name]) for name in ("first_at", "last_at")}
-            | {"job_ids": tuple(each["job_ids"])}
-        )
-        for each in json.loads(rows[0][0])
-    ]
+aerror_groups = twin(error_groups)
+"""`error_groups` for async connections."""

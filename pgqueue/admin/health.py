@@ -7,9 +7,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from pgqueue.config import config
-from pgqueue.database import drivers
-from pgqueue.database.statements import Statement, text
+from pgqueue.database.asking import asks, named
+from pgqueue.database.statements import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,10 @@ class Health:
     ready: bool
 
 
-def health(conn: object, host: str, *, since: float | None = None) -> Health:
+@asks
+def health(conn: object, host: str, *, since: float | None = None) -> Statement[Health]:
     """Return the health of this host's workers. Heartbeats more than `since` seconds old do not count."""
-    sql = text("health_read", config().schema)
-    return drivers.run(conn, Statement(sql, {"host": host, "since": since}, lambda rows: Health(host, *rows[0])))
+    return named("health_read", lambda rows: Health(host, *rows[0]), host=host, since=since)
 
 
 def up() -> float | None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from pgqueue.config import client
-from pgqueue.database import drivers, shown
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database import shown
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs import histogram
-from pgqueue.options import check_moment, check_text, checks_options
+from pgqueue.options import check_moment, check_text
 
 Step = Literal["minute", "hour"]
 By = Literal["task", "queue", "all"]
@@ -91,7 +91,7 @@ class HistoryRow:
         return histogram.quantile(self.run, share)
 
 
-@checks_options
+@asks
 def history(
     conn: object,
     *,
@@ -101,7 +101,7 @@ def history(
     task: str | None = None,
     step: Step = "minute",
     by: By = "task",
-) -> list[HistoryRow]:
+) -> Statement[list[HistoryRow]]:
     """Return what happened to jobs: a row for each minute or hour, queue and task in which something did.
 
     - `since`: from the minute or hour of this time on. Default: an hour ago, with `step="hour"` a day ago.
@@ -116,42 +116,18 @@ def history(
         for row in pgqueue.history(conn, task="mail.send"):
             print(row.at, row.completed, row.run_quantile(0.95))
     """
-    return drivers.run(conn, _asking(since, until, queue, task, step, by))
-
-
-@checks_options
-async def ahistory(
-    conn: object,
-    *,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    step: Step = "minute",
-    by: By = "task",
-) -> list[HistoryRow]:
-    """`history` for async connections."""
-    return await drivers.arun(conn, _asking(since, until, queue, task, step, by))
-
-
-def _asking(
-    since: datetime | None, until: datetime | None, queue: str | None, task: str | None, step: str, by: str
-) -> Statement[list[HistoryRow]]:
     if step not in _STATEMENTS:
         raise InvalidOption(f"step {step!r}: use minute or hour")
     if by not in _BY:
         raise InvalidOption(f"by {by!r}: use {', '.join(_BY)}")
     check_text(queue, "queue")
     check_text(task, "task")
-    params = {
-        "since": check_moment(since, "since"),
-        "until": check_moment(until, "until"),
-        "queue": queue,
-        "task": task,
-        "by": by,
-    }
-    schema, _ = client()
-    return Statement(text(_STATEMENTS[step], schema), params, _read)
+    times = {"since": check_moment(since, "since"), "until": check_moment(until, "until")}
+    return named(_STATEMENTS[step], _read, queue=queue, task=task, by=by, **times)
+
+
+ahistory = twin(history)
+"""`history` for async connections."""
 
 
 def _read(rows: list[Row]) -> list[HistoryRow]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgqueue.config import config
-from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Statement
+from pgqueue.database.steps import Steps
 
 COUNTED_MOST = 10_000
 """More rows than this are not counted: then `waiting` or `refused` is one more."""
@@ -48,48 +48,32 @@ class RelayLag:
         return self.reported > SILENT_SECONDS
 
 
-def relays(conn: object) -> list[RelayLag]:
+@asks
+def relays(conn: object) -> Steps[list[RelayLag]]:
     """How far each relay is behind that delivers to this queue. Empty if this role may not see it."""
-    return drivers.run(conn, _relays()) if drivers.run(conn, _may("lag_relays_visible")) else []
+    [[may]] = yield named("lag_relays_visible")
+    return [RelayLag(*row) for row in (yield named("lag_relays"))] if may else []
 
 
-async def arelays(conn: object) -> list[RelayLag]:
-    """`relays` for async connections."""
-    return await drivers.arun(conn, _relays()) if await drivers.arun(conn, _may("lag_relays_visible")) else []
+arelays = twin(relays)
+"""`relays` for async connections."""
 
 
-def visible(conn: object) -> bool:
+@asks
+def visible(conn: object) -> Statement[bool]:
     """Whether there is an outbox here, and this role may read it."""
-    return drivers.run(conn, _may("lag_visible"))
+    return named("lag_visible", lambda rows: bool(rows[0][0]))
 
 
-async def avisible(conn: object) -> bool:
-    """`visible` for async connections."""
-    return await drivers.arun(conn, _may("lag_visible"))
+avisible = twin(visible)
+"""`visible` for async connections."""
 
 
-def lag(conn: object) -> Lag:
+@asks
+def lag(conn: object) -> Statement[Lag]:
     """How far the relay is behind."""
-    return drivers.run(conn, _outbox())
+    return named("lag_outbox", lambda rows: Lag(*rows[0]))
 
 
-async def alag(conn: object) -> Lag:
-    """`lag` for async connections."""
-    return await drivers.arun(conn, _outbox())
-
-
-def _may(name: str) -> Statement[bool]:
-    return Statement(text(name, config().schema), {}, lambda rows: bool(rows[0][0]))
-
-
-def _relays() -> Statement[list[RelayLag]]:
-    return Statement(text("lag_relays", config().schema), {}, lambda rows: [RelayLag(*row) for row in rows])
-
-
-def _outbox() -> Statement[Lag]:
-    return Statement(text("lag_outbox", config().schema), {}, _lag)
-
-
-def _lag(rows: list[Row]) -> Lag:
-    waiting, oldest, refused = rows[0]
-    return Lag(waiting, oldest, refused)
+alag = twin(lag)
+"""`lag` for async connections."""

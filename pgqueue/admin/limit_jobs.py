@@ -5,14 +5,12 @@ Called by the dashboard. `limits` counts them.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pgqueue.admin.locks import Holder
-from pgqueue.config import client
 from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import said
 from pgqueue.errors import InvalidOption
 
 Kind = Literal["limit", "rate"]
@@ -41,12 +39,4 @@ async def alimit_jobs(conn: object, kind: Kind, name: str) -> LimitJobs:
     """The jobs of the limit or the rate of this name; none if there is no such name. Raises InvalidOption."""
     if not name.isprintable():
         raise InvalidOption(f"{kind} {name!r:.80}: use a name of printable text")
-    schema, _ = client()
-    return await drivers.arun(conn, Statement(text("limit_jobs_list", schema), {"kind": kind, "name": name}, _read))
-
-
-def _read(rows: list[Row]) -> LimitJobs:
-    found: dict[str, Any] = json.loads(rows[0][0])
-    return LimitJobs(
-        tuple(Holder(**each) for each in found["holders"]), tuple(Waiter(**each) for each in found["waiters"])
-    )
+    return await drivers.arun(conn, said("limit_jobs_list", LimitJobs, kind=kind, name=name))

@@ -12,8 +12,8 @@ import json
 from dataclasses import dataclass
 
 from pgqueue.config import client
-from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import asks, named, said, twin
+from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import UNITS, parse_rate
@@ -106,12 +106,11 @@ class Pace:
     by_hand: bool
 
 
-def undeclared(conn: object) -> list[Undeclared]:
+@asks
+def undeclared(conn: object) -> Statement[list[Undeclared]]:
     """The limits and rates that jobs wait for and that are neither declared nor set, by name. Of very many keys of
     rates 1,000 are looked at."""
-    schema, _ = client()
-    params = {"after": FIRST_RATE, "n": KEYS_MOST}
-    return drivers.run(conn, Statement(text("limits_undeclared", schema), params, lambda rows: unknown(rows[0][0])))
+    return said("limits_undeclared", list[Undeclared], after=FIRST_RATE, n=KEYS_MOST)
 
 
 def unknown(found: str) -> list[Undeclared]:
@@ -119,27 +118,39 @@ def unknown(found: str) -> list[Undeclared]:
     return [Undeclared(**each) for each in json.loads(found)]
 
 
-def rates(conn: object) -> list[RateInfo]:
+@asks
+def rates(conn: object) -> Statement[list[RateInfo]]:
     """All rates that were declared or that jobs wait for, by name."""
-    return drivers.run(conn, _rates_listing())
+    return named("limits_list_rates", _rates_listed)
 
 
-async def arates(conn: object) -> list[RateInfo]:
-    """`rates` for async connections."""
-    return await drivers.arun(conn, _rates_listing())
+arates = twin(rates)
+"""`rates` for async connections."""
 
 
-def change_rate(conn: object, name: str, rate: str | None, *, actor: str | None = None) -> Pace:
+@asks
+def change_rate(conn: object, name: str, rate: str | None, *, actor: str | None = None) -> Statement[Pace]:
     """Set a rate by hand, such as "50/minute"; None sets it back to what the code declares.
 
     The burst stays as declared. Raises InvalidOption for an invalid rate, LimitNotFound if no worker has declared it.
     """
-    return drivers.run(conn, _changing_rate(name, rate, actor))
+    check_text(name, "rate")
+    count, period = (None, None) if rate is None else parse_rate(rate)
+
+    def read(rows: list[Row]) -> Pace:
+        if not rows:
+            raise LimitNotFound(
+                f"there is no rate {name!r} to set: no worker has declared it; pgqueue limits shows what there is"
+            )
+        now, per, _, declared, declared_per, by_hand = rows[0][:6]
+        return Pace(name, shown(now, per), None if declared is None else shown(declared, declared_per), by_hand)
+
+    by = actor_of(actor)
+    return named("limits_set_rate", read, name=name, count=count, period=period, notify=client()[1], actor=by)
 
 
-async def achange_rate(conn: object, name: str, rate: str | None, *, actor: str | None = None) -> Pace:
-    """`change_rate` for async connections."""
-    return await drivers.arun(conn, _changing_rate(name, rate, actor))
+achange_rate = twin(change_rate)
+"""`change_rate` for async connections."""
 
 
 def shown(count: int, period: float) -> str:
@@ -155,37 +166,27 @@ def shown(count: int, period: float) -> str:
     return f"{count}/{period:g}s"
 
 
-def limits(conn: object) -> list[LimitInfo]:
+@asks
+def limits(conn: object) -> Statement[list[LimitInfo]]:
     """All limits that were declared or set, or that jobs wait for, by name."""
-    return drivers.run(conn, _listing())
+    return named("limits_list", _listed)
 
 
-async def alimits(conn: object) -> list[LimitInfo]:
-    """`limits` for async connections."""
-    return await drivers.arun(conn, _listing())
+alimits = twin(limits)
+"""`limits` for async connections."""
 
 
-def change(conn: object, name: str, n: int | None, *, actor: str | None = None) -> Setting:
+@asks
+def change(conn: object, name: str, n: int | None, *, actor: str | None = None) -> Statement[Setting]:
     """Set a limit by hand: `n` jobs may run at once from now on. None sets it back to what the code declares.
 
     With 0 no further job starts. Raises InvalidOption for an invalid number. Raises LimitNotFound if no worker has
     declared the limit; with a number only if no job waits for it either.
     """
-    return drivers.run(conn, _changing(name, n, actor))
-
-
-async def achange(conn: object, name: str, n: int | None, *, actor: str | None = None) -> Setting:
-    """`change` for async connections."""
-    return await drivers.arun(conn, _changing(name, n, actor))
-
-
-def _changing(name: str, n: int | None, actor: str | None) -> Statement[Setting]:
     if not name.isprintable():
         raise InvalidOption(f"limit {name!r:.80}: use a name of printable text")
     if n is not None and (isinstance(n, bool) or not 0 <= n <= LIMIT_MOST):
         raise InvalidOption(f"limit {name}: {n!r} jobs at once: use a whole number from 0 to {LIMIT_MOST}")
-    schema, notify = client()
-    params = {"name": name, "n": n, "notify": notify, "actor": actor_of(actor)}
 
     def read(rows: list[Row]) -> Setting:
         if rows:
@@ -193,34 +194,11 @@ def _changing(name: str, n: int | None, actor: str | None) -> Statement[Setting]
         why = "no worker has declared it" + (" and no job waits for it" if n is not None else "")
         raise LimitNotFound(f"there is no limit {name!r} to set: {why}; pgqueue limits shows what there is")
 
-    return Statement(text("limits_set", schema), params, read)
+    return named("limits_set", read, name=name, n=n, notify=client()[1], actor=actor_of(actor))
 
 
-def _changing_rate(name: str, rate: str | None, actor: str | None) -> Statement[Pace]:
-    check_text(name, "rate")
-    count, period = (None, None) if rate is None else parse_rate(rate)
-    schema, notify = client()
-    params = {"name": name, "count": count, "period": period, "notify": notify, "actor": actor_of(actor)}
-
-    def read(rows: list[Row]) -> Pace:
-        if not rows:
-            raise LimitNotFound(
-                f"there is no rate {name!r} to set: no worker has declared it; pgqueue limits shows what there is"
-            )
-        now, per, _, declared, declared_per, by_hand = rows[0][:6]
-        return Pace(name, shown(now, per), None if declared is None else shown(declared, declared_per), by_hand)
-
-    return Statement(text("limits_set_rate", schema), params, read)
-
-
-def _rates_listing() -> Statement[list[RateInfo]]:
-    schema, _ = client()
-    return Statement(text("limits_list_rates", schema), {}, _rates_listed)
-
-
-def _listing() -> Statement[list[LimitInfo]]:
-    schema, _ = client()
-    return Statement(text("limits_list", schema), {}, _listed)
+achange = twin(change)
+"""`change` for async connections."""
 
 
 def _rates_listed(rows: list[Row]) -> list[RateInfo]:

@@ -9,13 +9,12 @@ rescue does it. After that it is a holder that waits.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgqueue.config import client
-from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
-from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.database.asking import asks, changes_jobs, named, said, twin
+from pgqueue.database.statements import Row, Statement
+from pgqueue.database.steps import Steps
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.keys import check_key
 from pgqueue.options import check_text
@@ -70,41 +69,27 @@ class Released:
     running: tuple[Running, ...]
 
 
-def locks(conn: object, key: str | None = None) -> list[LockInfo]:
+@asks
+def locks(conn: object, key: str | None = None) -> Statement[list[LockInfo]]:
     """The keys that are held or waited for, those with the most waiting jobs first. With `key` only this one."""
-    return drivers.run(conn, _listing(key))
+    check_text(key, "key")
+    return said("locks_list", list[LockInfo], key=key)
 
 
-async def alocks(conn: object, key: str | None = None) -> list[LockInfo]:
-    """`locks` for async connections."""
-    return await drivers.arun(conn, _listing(key))
+alocks = twin(locks)
+"""`locks` for async connections."""
 
 
-def release(conn: object, key: str, *, actor: str | None = None) -> Released:
+@changes_jobs
+def release(conn: object, key: str, *, actor: str | None = None) -> Steps[Released]:
     """Take a key from the holders that do not run, and from holders whose worker is known to be dead."""
-    return drive(conn, _releasing(key, actor))
-
-
-async def arelease(conn: object, key: str, *, actor: str | None = None) -> Released:
-    """`release` for async connections."""
-    return await adrive(conn, _releasing(key, actor))
-
-
-def sentence(job: Running) -> str:
-    """A sentence for people: why this job keeps the key."""
-    where = f"worker {job.worker}" + (f" ({job.process})" if job.process else "")
-    return f"job {job.id} ({job.task}) runs on {where} and keeps it until it ends: pgqueue cancel {job.id}"
-
-
-def _releasing(key: str, actor: str | None) -> Steps[Released]:
-    schema, notify = client()
-    named = {"key": check_key(key), "notify": notify, "actor": actor_of(actor)}
-    releasing = Statement(text("locks_release", schema), named, list)
+    notify = client()[1]
+    releasing = named("locks_release", key=check_key(key), notify=notify, actor=actor_of(actor))
     done = _released((yield releasing))
     dead = {job.worker for job in done.running if job.dead}
     for worker_id in sorted(dead):
         params = {"worker_id": worker_id, "n": RESCUED_MOST, "first": False, "passed": "{}", "notify": notify}
-        yield Statement(text("rescue_jobs", schema), params, list)
+        yield named("rescue_jobs", **params)
     if not dead:
         return done
     after = _released((yield releasing))
@@ -113,22 +98,14 @@ def _releasing(key: str, actor: str | None) -> Steps[Released]:
     return Released(tuple(sorted({*done.ids, *after.ids, *rescued})), after.running)
 
 
-def _listing(key: str | None) -> Statement[list[LockInfo]]:
-    check_text(key, "key")
-    schema, _ = client()
-    return Statement(text("locks_list", schema), {"key": key}, _listed)
+arelease = twin(release)
+"""`release` for async connections."""
 
 
-def _listed(rows: list[Row]) -> list[LockInfo]:
-    found = json.loads(rows[0][0])
-    return [
-        LockInfo(each["key"], _holders(each["holders"]), each["waiting"], each["next"], each["waited"])
-        for each in found
-    ]
-
-
-def _holders(found: Sequence[dict[str, object]]) -> tuple[Holder, ...]:
-    return tuple(Holder(**each) for each in found)  # type: ignore[arg-type]
+def sentence(job: Running) -> str:
+    """A sentence for people: why this job keeps the key."""
+    where = f"worker {job.worker}" + (f" ({job.process})" if job.process else "")
+    return f"job {job.id} ({job.task}) runs on {where} and keeps it until it ends: pgqueue cancel {job.id}"
 
 
 def _released(rows: list[Row]) -> Released:

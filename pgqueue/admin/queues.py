@@ -9,20 +9,21 @@ from __future__ import annotations
 from typing import overload
 
 from pgqueue.config import client
-from pgqueue.database import drivers
-from pgqueue.database.statements import Statement, text
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Statement
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.validation import check_queue, check_task_name
-from pgqueue.options import checks_options
 
 
 @overload
 def pause(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
 @overload
 def pause(conn: object, *, task: str, actor: str | None = None) -> bool: ...
-@checks_options
-def pause(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
+@asks
+def pause(
+    conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None
+) -> Statement[bool]:
     """Pause a queue, or a task in all queues: once this is committed, no worker takes a job of it.
 
     False if it was paused already. Jobs that a worker has taken go on, also the few that wait there for a slot.
@@ -34,55 +35,34 @@ def pause(conn: object, queue: str | None = None, *, task: str | None = None, ac
         pgqueue.pause(conn, "mail")
         pgqueue.pause(conn, task="mail.send", actor="ann")
     """
-    return drivers.run(conn, _pausing(queue, task, actor))
+    what, name = _named(queue, task)
+    return named(f"queues_pause{what}", bool, name=name, actor=actor_of(actor))
 
 
-@overload
-async def apause(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
-@overload
-async def apause(conn: object, *, task: str, actor: str | None = None) -> bool: ...
-@checks_options
-async def apause(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
-    """`pause` for async connections."""
-    return await drivers.arun(conn, _pausing(queue, task, actor))
+apause = twin(pause)
+"""`pause` for async connections."""
 
 
 @overload
 def resume(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
 @overload
 def resume(conn: object, *, task: str, actor: str | None = None) -> bool: ...
-@checks_options
-def resume(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
+@asks
+def resume(
+    conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None
+) -> Statement[bool]:
     """End the pause of a queue or a task; workers look for its jobs at once. False if it was not paused.
 
     The resume is a row of the record (`audit`), by `actor`, else by the role of the connection.
 
         pgqueue.resume(conn, task="mail.send")
     """
-    return drivers.run(conn, _resuming(queue, task, actor))
-
-
-@overload
-async def aresume(conn: object, queue: str, *, actor: str | None = None) -> bool: ...
-@overload
-async def aresume(conn: object, *, task: str, actor: str | None = None) -> bool: ...
-@checks_options
-async def aresume(conn: object, queue: str | None = None, *, task: str | None = None, actor: str | None = None) -> bool:
-    """`resume` for async connections."""
-    return await drivers.arun(conn, _resuming(queue, task, actor))
-
-
-def _pausing(queue: str | None, task: str | None, actor: str | None) -> Statement[bool]:
-    schema, _ = client()
     what, name = _named(queue, task)
-    return Statement(text(f"queues_pause{what}", schema), {"name": name, "actor": actor_of(actor)}, bool)
+    return named(f"queues_resume{what}", bool, name=name, actor=actor_of(actor), notify=client()[1])
 
 
-def _resuming(queue: str | None, task: str | None, actor: str | None) -> Statement[bool]:
-    schema, notify = client()
-    what, name = _named(queue, task)
-    params = {"name": name, "actor": actor_of(actor), "notify": notify}
-    return Statement(text(f"queues_resume{what}", schema), params, bool)
+aresume = twin(resume)
+"""`resume` for async connections."""
 
 
 def _named(queue: str | None, task: str | None) -> tuple[str, str]:

@@ -17,7 +17,8 @@ from typing import Any
 
 from pgqueue.config import client
 from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import named
+from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption, JobNotFound, ResultTimeout
 from pgqueue.options import check_id, checks_options
 
@@ -133,7 +134,6 @@ async def astack(conn: object, id: int, timeout: float | None = None) -> Stack:
 
 def asking(id: int) -> Statement[Request]:
     """The statement that asks for the stack of this job. Raises JobNotFound if the job does not run."""
-    schema, notify = client()
     check_id(id, "stack")
 
     def read(rows: list[Row]) -> Request:
@@ -142,12 +142,11 @@ def asking(id: int) -> Statement[Request]:
         request, worker, host, pid, lease, beat_age, _ = rows[0]
         return Request(request, id, worker, host and f"{host}:{pid}", lease or 15.0, beat_age)
 
-    return Statement(text("stack_ask", schema), {"id": id, "notify": notify}, read)
+    return named("stack_ask", read, id=id, notify=client()[1])
 
 
 def answer(request: Request) -> Statement[Stack | None]:
     """The statement that looks for the answer. Raises JobNotFound if the job has ended before it came."""
-    schema, _ = client()
 
     def read(rows: list[Row]) -> Stack | None:
         said, runs = rows[0] if rows else (None, False)
@@ -157,13 +156,12 @@ def answer(request: Request) -> Statement[Stack | None]:
             raise JobNotFound(f"job {request.job} has ended before its worker answered", job_id=request.job)
         return None
 
-    return Statement(text("stack_read", schema), {"request": request.id}, read)
+    return named("stack_read", read, request=request.id)
 
 
 def forgetting(request: Request) -> Statement[None]:
     """The statement that deletes the request."""
-    schema, _ = client()
-    return Statement(text("stack_forget", schema), {"request": request.id}, lambda rows: None)
+    return named("stack_forget", lambda rows: None, request=request.id)
 
 
 def _stack(request: Request, said: dict[str, Any]) -> Stack:

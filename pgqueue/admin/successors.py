@@ -7,13 +7,11 @@ dashboard. It only reads, in the connection's own transaction.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from pgqueue.admin.queries import JobInfo
-from pgqueue.config import config
 from pgqueue.database import drivers
-from pgqueue.database.statements import Statement, text
+from pgqueue.database.asking import said
 from pgqueue.jobs.headers import PARENT, parent_of
 
 RETRY_OF = "retry_of"
@@ -37,11 +35,8 @@ async def asuccessors(conn: object, job: JobInfo) -> tuple[Successor, ...]:
     """
     if job.state != "completed" or job.finished_at is None:
         return ()
-    params = {"id": job.id, "ended": job.finished_at.isoformat()}
-    sql = text("successors_list", config().schema)
-    return await drivers.arun(
-        conn, Statement(sql, params, lambda rows: tuple(Successor(**each) for each in json.loads(rows[0][0])))
-    )
+    ended = job.finished_at.isoformat()
+    return await drivers.arun(conn, said("successors_list", tuple[Successor, ...], id=job.id, ended=ended))
 
 
 def predecessor(job: JobInfo) -> int | None:

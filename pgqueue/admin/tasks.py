@@ -8,12 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
-
 from pgqueue.admin.depth import Count
-from pgqueue.config import config
-from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import asks, named, said
+from pgqueue.database.statements import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +32,22 @@ class TaskInfo:
     paused_by: str | None = None
 
 
-def tasks(conn: object) -> list[TaskInfo]:
+@asks
+def tasks(conn: object) -> Statement[list[TaskInfo]]:
     """Return the tasks that workers know, that jobs have, or that are paused, by name.
 
     Of each state 10,000 jobs are looked at.
     """
-    statement = Statement(
-        text("tasks_list", config().schema), {}, lambda rows: msgspec.json.decode(rows[0][0], type=list[TaskInfo])
-    )
-    return drivers.run(conn, statement)
+    return said("tasks_list", list[TaskInfo])
 
 
-def taken(conn: object) -> set[tuple[str, str]]:
+@asks
+def taken(conn: object) -> Statement[set[tuple[str, str]]]:
     """Return the pairs of a queue and a task that live workers take jobs of."""
-    return drivers.run(conn, Statement(text("tasks_taken", config().schema), {}, _pairs))
+    return named("tasks_taken", lambda rows: {(queue, task) for queue, task in rows})
 
 
-def may_look(conn: object) -> bool:
+@asks
+def may_look(conn: object) -> Statement[bool]:
     """Whether this role may call `taken`."""
-    return drivers.run(conn, Statement(text("tasks_may_look", config().schema), {}, lambda rows: bool(rows[0][0])))
-
-
-def _pairs(rows: list[Row]) -> set[tuple[str, str]]:
-    return {(queue, task) for queue, task in rows}
+    return named("tasks_may_look", lambda rows: bool(rows[0][0]))

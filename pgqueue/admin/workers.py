@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from pgqueue.config import config
-from pgqueue.database import drivers
-from pgqueue.database.statements import Statement, text
+from pgqueue.config import client
+from pgqueue.database.asking import asks, named, said, twin
+from pgqueue.database.statements import Statement
 from pgqueue.jobs.actors import actor_of
-from pgqueue.options import check_text, checks_options
+from pgqueue.options import check_text
 
 Kind = Literal["restart", "quiet", "scale"]
 
@@ -115,28 +115,28 @@ class Answer:
     alive: bool
 
 
-@checks_options
-def workers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
+@asks
+def workers(conn: object, *, host: str | None = None) -> Statement[list[WorkerNow]]:
     """Return the workers that are not known to be dead, at most 1,000, with the jobs that run on them."""
-    return drivers.run(conn, all_workers(host, config().schema))
+    check_text(host, "host")
+    return said("workers_list", list[WorkerNow], host=host, n=JOBS_MOST)
 
 
-@checks_options
-async def aworkers(conn: object, *, host: str | None = None) -> list[WorkerNow]:
-    """`workers` for async connections."""
-    return await drivers.arun(conn, all_workers(host, config().schema))
+aworkers = twin(workers)
+"""`workers` for async connections."""
 
 
-def supervisors(conn: object) -> list[SupervisorNow]:
+@asks
+def supervisors(conn: object) -> Statement[list[SupervisorNow]]:
     """Return the supervisors, at most 1,000, those of the last hour that are gone among them, by host."""
-    return drivers.run(conn, _all_supervisors(config().schema))
+    return said("workers_supervisors", list[SupervisorNow])
 
 
-async def asupervisors(conn: object) -> list[SupervisorNow]:
-    """`supervisors` for async connections."""
-    return await drivers.arun(conn, _all_supervisors(config().schema))
+asupervisors = twin(supervisors)
+"""`supervisors` for async connections."""
 
 
+@asks
 def tell(
     conn: object,
     kind: Kind,
@@ -145,58 +145,19 @@ def tell(
     host: str | None = None,
     supervisor: int | None = None,
     actor: str | None = None,
-) -> list[Told]:
+) -> Statement[list[Told]]:
     """Give an order to all supervisors, to those of a host, or to one. Return one entry for each. It takes effect when
     this is committed."""
-    return drivers.run(conn, _telling(kind, size, host, supervisor, actor))
+    check_text(host, "host")
+    params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": client()[1]}
+    return named("workers_tell", lambda rows: [Told(*row) for row in rows], **params, actor=actor_of(actor))
 
 
-async def atell(
-    conn: object,
-    kind: Kind,
-    *,
-    size: int | None = None,
-    host: str | None = None,
-    supervisor: int | None = None,
-    actor: str | None = None,
-) -> list[Told]:
-    """`tell` for async connections."""
-    return await drivers.arun(conn, _telling(kind, size, host, supervisor, actor))
+atell = twin(tell)
+"""`tell` for async connections."""
 
 
-def answers(conn: object, orders: list[int]) -> list[Answer]:
+@asks
+def answers(conn: object, orders: list[int]) -> Statement[list[Answer]]:
     """Return the state of these orders."""
-    sql = text("workers_answers", config().schema)
-    return drivers.run(conn, Statement(sql, {"ids": orders}, lambda rows: [Answer(*row) for row in rows]))
-
-
-def _telling(
-    kind: Kind, size: int | None, host: str | None, supervisor: int | None, actor: str | None
-) -> Statement[list[Told]]:
-    check_text(host, "host")
-    params = {"kind": kind, "size": size, "host": host, "supervisor": supervisor, "notify": config().notify}
-    params["actor"] = actor_of(actor)
-    return Statement(text("workers_tell", config().schema), params, lambda rows: [Told(*row) for row in rows])
-
-
-def _all_supervisors(schema: str) -> Statement[list[SupervisorNow]]:
-    import msgspec  # imported here: orders do not need it
-
-    return Statement(
-        text("workers_supervisors", schema),
-        {},
-        lambda rows: msgspec.json.decode(rows[0][0], type=list[SupervisorNow]),
-    )
-
-
-def all_workers(host: str | None, schema: str) -> Statement[list[WorkerNow]]:
-    """The statement that asks for the workers of a host, or for all."""
-    import msgspec  # imported here: orders do not need it
-
-    check_text(host, "host")
-    params = {"host": host, "n": JOBS_MOST}
-    return Statement(
-        text("workers_list", schema),
-        params,
-        lambda rows: msgspec.json.decode(rows[0][0], type=list[WorkerNow]),
-    )
+    return named("workers_answers", lambda rows: [Answer(*row) for row in rows], ids=orders)

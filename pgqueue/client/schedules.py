@@ -10,15 +10,16 @@ worker, and it looks now and then, too. This module never makes a tick.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ParamSpec, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from pgqueue.client.handle import JobHandle
 from pgqueue.config import client
 from pgqueue.database import drivers, shown
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidArguments, InvalidOption, ScheduleDeclared, ScheduleNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.codec import keywords_only
@@ -29,6 +30,7 @@ from pgqueue.jobs.validation import check_task_name
 from pgqueue.options import check_text
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 NAME_MOST = 200  # bytes
 OPTIONS = [field.name for field in FIELDS if field.scheduled == "option"]
@@ -98,57 +100,65 @@ async def aadd(conn: object, name: str, when: When, task: Any, /, *args: Any, **
     return await drivers.arun(conn, _adding(name, when, _new(task, args, kwargs)))
 
 
-def pause(conn: object, name: str, *, actor: str | None = None) -> bool:
+@asks
+def pause(conn: object, name: str, *, actor: str | None = None) -> Statement[bool]:
     """Pause a schedule: from the commit on it makes no ticks. False if it was paused already."""
-    return drivers.run(conn, _changing("schedules_pause", name, actor=actor_of(actor)))
+    return _about("schedules_pause", name, bool, actor=actor_of(actor))
 
 
-async def apause(conn: object, name: str, *, actor: str | None = None) -> bool:
-    """`pause` for async connections."""
-    return await drivers.arun(conn, _changing("schedules_pause", name, actor=actor_of(actor)))
+apause = twin(pause)
+"""`pause` for async connections."""
 
 
-def resume(conn: object, name: str, *, actor: str | None = None) -> bool:
+@asks
+def resume(conn: object, name: str, *, actor: str | None = None) -> Statement[bool]:
     """Let a paused schedule tick again, or try a refused one again. Its catch_up decides about the missed times.
 
     False if it was neither paused nor refused.
     """
-    return drivers.run(conn, _changing("schedules_resume", name, notify=client()[1], actor=actor_of(actor)))
+    return _about("schedules_resume", name, bool, notify=client()[1], actor=actor_of(actor))
 
 
-async def aresume(conn: object, name: str, *, actor: str | None = None) -> bool:
-    """`resume` for async connections."""
-    return await drivers.arun(conn, _changing("schedules_resume", name, notify=client()[1], actor=actor_of(actor)))
+aresume = twin(resume)
+"""`resume` for async connections."""
 
 
-def run(conn: object, name: str, *, actor: str | None = None) -> JobHandle[Any]:
+@asks
+def run(conn: object, name: str, *, actor: str | None = None) -> Statement[JobHandle[Any]]:
     """Enqueue one job of a schedule now, even if it is paused or orphaned. Its `job.tick` is this moment."""
-    return drivers.run(conn, _running(name, actor))
+    return _about("schedules_run", name, JobHandle, notify=client()[1], actor=actor_of(actor))
 
 
-async def arun(conn: object, name: str, *, actor: str | None = None) -> JobHandle[Any]:
-    """`run` for async connections."""
-    return await drivers.arun(conn, _running(name, actor))
+arun = twin(run)
+"""`run` for async connections."""
 
 
-def remove(conn: object, name: str, *, actor: str | None = None) -> None:
+@asks
+def remove(conn: object, name: str, *, actor: str | None = None) -> Statement[None]:
     """Delete a schedule. Raises ScheduleDeclared if live workers declare it, because it would be back at once."""
-    drivers.run(conn, _removing(name, actor))
+
+    def read(removed: bool) -> None:
+        if not removed:
+            raise ScheduleDeclared(
+                f"schedule {name!r} is declared by workers that live: it would be back at once. Take it out of the "
+                f"code first, or pause it: pgqueue schedules pause {name}"
+            )
+
+    return _about("schedules_remove", name, read, actor=actor_of(actor))
 
 
-async def aremove(conn: object, name: str, *, actor: str | None = None) -> None:
-    """`remove` for async connections."""
-    await drivers.arun(conn, _removing(name, actor))
+aremove = twin(remove)
+"""`remove` for async connections."""
 
 
-def schedules(conn: object) -> list[ScheduleInfo]:
+@asks
+def schedules(conn: object) -> Statement[list[ScheduleInfo]]:
     """All schedules, by name."""
-    return drivers.run(conn, _listing())
+    return named("schedules_list", _listed, name=None)
 
 
-async def aschedules(conn: object) -> list[ScheduleInfo]:
-    """`schedules` for async connections."""
-    return await drivers.arun(conn, _listing())
+aschedules = twin(schedules)
+"""`schedules` for async connections."""
 
 
 # What a schedule is --------------------------------------------------------------------------------------------------
@@ -200,57 +210,26 @@ def _new(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob[Any
 def _adding(name: str, when: When, new: NewJob[Any]) -> Statement[bool]:
     what = f"schedule {check_name(name)!r}"
     said = spec(check_when(when, what), new, what)
-    schema, notify = client()
-    params = {**said, "args": new.args, "options": json.dumps(said["options"]), "name": name, "notify": notify}
-    params["actor"] = actor_of(None)
+    params = {**said, "args": new.args, "options": json.dumps(said["options"])}
 
     def read(rows: list[Row]) -> bool:
         if not rows:
             raise ScheduleDeclared(f"{what} is declared by code; take another name, or change the code")
         return bool(rows[0][0])
 
-    return Statement(text("schedules_add", schema), params, read)
+    return named("schedules_add", read, name=name, **params, notify=client()[1], actor=actor_of(None))
 
 
-def _changing(statement: str, name: str, **params: object) -> Statement[bool]:
+def _about(statement: str, name: str, read: Callable[[Any], T], **params: object) -> Statement[T]:
+    """The statement about one schedule, and how its one value is read."""
     check_text(name, "schedule name")
-    schema, _ = client()
-    return Statement(text(statement, schema), {"name": name, **params}, lambda rows: bool(_found(name, rows)))
 
+    def found(rows: list[Row]) -> T:
+        if not rows:
+            raise ScheduleNotFound(f"no schedule {name!r}: none is called so, or its transaction is open")
+        return read(rows[0][0])
 
-def _running(name: str, actor: str | None) -> Statement[JobHandle[Any]]:
-    check_text(name, "schedule name")
-    schema, notify = client()
-    return Statement(
-        text("schedules_run", schema),
-        {"name": name, "notify": notify, "actor": actor_of(actor)},
-        lambda rows: JobHandle(_found(name, rows)),
-    )
-
-
-def _removing(name: str, actor: str | None) -> Statement[None]:
-    check_text(name, "schedule name")
-    schema, _ = client()
-
-    def read(rows: list[Row]) -> None:
-        if not _found(name, rows):
-            raise ScheduleDeclared(
-                f"schedule {name!r} is declared by workers that live: it would be back at once. Take it out of the "
-                f"code first, or pause it: pgqueue schedules pause {name}"
-            )
-
-    return Statement(text("schedules_remove", schema), {"name": name, "actor": actor_of(actor)}, read)
-
-
-def _listing() -> Statement[list[ScheduleInfo]]:
-    schema, _ = client()
-    return Statement(text("schedules_list", schema), {"name": None}, _listed)
-
-
-def _found(name: str, rows: list[Row]) -> Any:
-    if not rows:
-        raise ScheduleNotFound(f"no schedule {name!r}: none is called so, or its transaction is open")
-    return rows[0][0]
+    return named(statement, found, name=name, **params)
 
 
 def _listed(rows: list[Row]) -> list[ScheduleInfo]:

@@ -1,21 +1,20 @@
 """Run several statements one after the other, on a sync or an async connection.
 
-A generator yields statements and gets their rows. An operation that people do by hand is therefore written once for all
-kinds of connections. This module does not know what the statements mean.
+A generator yields statements and gets their answers. An operation that people do by hand is therefore written once for
+all kinds of connections. This module does not know what the statements mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement
+from pgqueue.database.statements import Statement
 
 T = TypeVar("T")
-Steps = Generator[Statement[list[Row]], list[Row], T]
-"""A generator that yields statements, is sent their rows, and returns the result."""
-
+Steps = Generator[Statement[Any], Any, T]
+"""A generator that yields statements, is sent their answers, and returns the result."""
 
 NOTES: Mapping[str, str] = {
     "40001": "the job has moved, or one of its unique keys was taken, since this transaction took its snapshot "

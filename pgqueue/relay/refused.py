@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pgqueue.config import client
-from pgqueue.database import drivers
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +27,18 @@ class RefusedRow:
     reason: str
 
 
-def refused(conn: object, most: int = 100) -> list[RefusedRow]:
+@asks
+def refused(conn: object, most: int = 100) -> Statement[list[RefusedRow]]:
     """The rows that were put aside, the oldest first."""
-    return drivers.run(conn, _listing(most))
+    return named("refused_list", lambda rows: [RefusedRow(*row) for row in rows], most=most)
 
 
-async def arefused(conn: object, most: int = 100) -> list[RefusedRow]:
-    """`refused` for async connections."""
-    return await drivers.arun(conn, _listing(most))
+arefused = twin(refused)
+"""`refused` for async connections."""
 
 
-def retry(conn: object, ids: Sequence[int] | None = None) -> int:
+@asks
+def retry(conn: object, ids: Sequence[int] | None = None) -> Statement[int]:
     """Put these rows back into the outbox, all of them by default; return how many. A relay tries them again."""
-    schema, notify = client()
-    params = {"ids": None if ids is None else list(ids), "notify": notify}
-    return drivers.run(conn, Statement(text("refused_retry", schema), params, lambda rows: int(rows[0][0])))
-
-
-def _listing(most: int) -> Statement[list[RefusedRow]]:
-    schema, _ = client()
-    return Statement(text("refused_list", schema), {"most": most}, _rows)
-
-
-def _rows(rows: list[Row]) -> list[RefusedRow]:
-    return [RefusedRow(*row) for row in rows]
+    wanted = None if ids is None else list(ids)
+    return named("refused_retry", lambda rows: int(rows[0][0]), ids=wanted, notify=client()[1])

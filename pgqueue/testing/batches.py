@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pgqueue.config import config
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database.asking import named
+from pgqueue.database.statements import Row, Statement
 from pgqueue.jobs.job import Job
 from pgqueue.worker.transactions.steps import asend, send
 
@@ -41,7 +41,7 @@ class Batch:
 
     def statement(self, name: str, **params: object) -> Statement[list[Row]]:
         fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._context.worker_id}
-        return Statement(text(name, config().schema), fence | params, list)
+        return named(name, **fence | params)
 
     def look(self, statement: Statement[Any]) -> list[Row]:
         return send(self._context.connection(self._job), statement).fetchall()

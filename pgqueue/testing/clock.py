@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from pgqueue.config import config
-from pgqueue.database.statements import Statement, in_schema, text
+from pgqueue.database.asking import named
+from pgqueue.database.statements import in_schema
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.durations import Duration
 from pgqueue.jobs.durations import seconds as to_seconds
@@ -115,7 +116,7 @@ class Clock:
                 raise
 
     def _install(self) -> Steps[None]:
-        [(now, self._before)] = yield Statement(text("clock_install", config().schema), {}, list)
+        [(now, self._before)] = yield named("clock_install")
         yield from self.turn(_EPOCH + timedelta(microseconds=now) if self._now is None else self._now)
 
     def _restore(self) -> Steps[None]:

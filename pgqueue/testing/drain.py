@@ -20,6 +20,7 @@ from pgqueue.client import tasks
 from pgqueue.client.middleware import declared, wrapped
 from pgqueue.client.tasks import Task
 from pgqueue.config import config
+from pgqueue.database.asking import named
 from pgqueue.database.drivers import aconnect, connect
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error
@@ -178,8 +179,8 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
             if alone:
                 yield from _give_back(job, worker_id)
             raise
-    yield _statement("registration_leave", worker_id=worker_id)
-    [(unknown,)] = yield _statement("drain_unknown", tasks=list(tasks.registry))
+    yield named("registration_leave", worker_id=worker_id)
+    [(unknown,)] = yield named("drain_unknown", tasks=list(tasks.registry))
     return account.closed(unknown)
 
 
@@ -216,23 +217,23 @@ def _give_back(job: Job, worker_id: int) -> Steps[None]:
     """Undo what other sessions can see: the job waits again, and its worker's row is removed."""
     yield Command("ROLLBACK")
     yield _endings().one(job, RELEASED, worker_id)
-    yield _statement("registration_leave", worker_id=worker_id)
+    yield named("registration_leave", worker_id=worker_id)
     yield Command("COMMIT")
 
 
 def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
     """Promote due jobs. Then take the most urgent job with a free lock, of all queues that are not paused."""
-    yield _statement("scheduler_promote", after=EVER, passed="{}", n=BATCH, notify=False)
+    yield named("scheduler_promote", after=EVER, passed="{}", n=BATCH, notify=False)
     waiting = 0
     while True:
         yield from _fetch(worker_id, claim)
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
-        [(keys, queues, number)] = yield _statement("drain_blocked")
+        [(keys, queues, number)] = yield named("drain_blocked")
         if number == waiting:  # no further job was blocked
             return None
-        yield _statement("drain_lock", keys=keys)
+        yield named("drain_lock", keys=keys)
         yield from _unblock(worker_id, claim, keys, queues)
         job = yield from _claimed(worker_id, claim)
         if job is not None:
@@ -242,13 +243,13 @@ def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
         job = yield from _claimed(worker_id, claim)
         if job is not None:
             return job
-        [(_, _, waiting)] = yield _statement("drain_blocked")
+        [(_, _, waiting)] = yield named("drain_blocked")
 
 
 def _fetch(worker_id: int, claim: int) -> Steps[None]:
     """Claim the most urgent job, plain or with keys. A job with keys may be blocked instead."""
     known = list(tasks.registry)
-    [(queues, keyed)] = yield _statement("drain_queues", tasks=known)
+    [(queues, keyed)] = yield named("drain_queues", tasks=known)
     lanes = [(queue, rank) for rank in (-2, -1, *RANKS) for queue in queues]
     params: dict[str, object] = {
         "queues": [queue for queue, _ in lanes],
@@ -287,7 +288,7 @@ def _unblock(worker_id: int, claim: int, keys: list[str], queues: list[str]) -> 
 
 
 def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
-    rows: list[Row] = yield _statement("drain_claimed", worker_id=worker_id, claim=claim)
+    rows: list[Row] = yield named("drain_claimed", worker_id=worker_id, claim=claim)
     return Job(rows[0], claim) if rows else None
 
 
@@ -319,7 +320,7 @@ def _in_savepoint(job: Job, task: Task[..., Any], worker_id: int, alone: bool) -
 
 def _forward(clock: Clock, waiting: set[int]) -> Steps[bool]:
     """Turn the clock to the next attempt of a job that failed here. False if no attempt is to come."""
-    [(due,)] = yield _statement("drain_due", ids=sorted(waiting))
+    [(due,)] = yield named("drain_due", ids=sorted(waiting))
     if due is None:
         return False
     yield from clock.turn(max(clock.now, UNIX + timedelta(microseconds=due)))
@@ -327,10 +328,6 @@ def _forward(clock: Clock, waiting: set[int]) -> Steps[bool]:
 
 
 # The statements -------------------------------------------------------------------------------------------------------
-
-
-def _statement(name: str, **params: object) -> Statement[list[Row]]:
-    return Statement(text(name, config().schema), params, list)
 
 
 def _register() -> Statement[int]:
@@ -345,7 +342,7 @@ def _register() -> Statement[int]:
         "slots": [],
         "listens": False,
     }
-    return Statement(text("registration_register", config().schema), params, lambda rows: int(rows[0][0]))
+    return named("registration_register", lambda rows: int(rows[0][0]), **params)
 
 
 def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:

@@ -16,15 +16,17 @@ from pgqueue.admin.queries import JobInfo, newest
 from pgqueue.client import tasks
 from pgqueue.client.tasks import Task
 from pgqueue.config import config
+from pgqueue.database.asking import asks, twin
+from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.states import WAITING
-from pgqueue.testing.steps import Steps, aplay, play
 
 SHOWN = 20
 MOST = 10_000
 
 
-def enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> list[JobInfo]:
+@asks
+def enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> Steps[list[JobInfo]]:
     """Return the jobs that wait to be run, oldest first: all, or those of a task, with these arguments.
 
     Looks at the newest 10,000 jobs of each state. Raises InvalidArguments for an argument that the task does not have.
@@ -32,38 +34,43 @@ def enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: 
         [job] = enqueued(conn, send_receipt, order_id=7)
         assert job.priority == 0
     """
-    return _fitting(play(conn, _waiting()), task, args)
+    return _fitting((yield from _waiting()), task, args)
 
 
-async def aenqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> list[JobInfo]:
-    """`enqueued` for async connections."""
-    return _fitting(await aplay(conn, _waiting()), task, args)
+aenqueued = twin(enqueued)
+"""`enqueued` for async connections."""
 
 
-def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) -> JobInfo:
+@asks
+def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) -> Steps[JobInfo]:
     """Assert that a job of this task, with at least these arguments, waits to be run; return the oldest one.
 
     assert_enqueued(conn, send_receipt, order_id=7)
     """
-    return _assert_some(play(conn, _waiting()), task, args)
+    waiting = yield from _waiting()
+    found = _fitting(waiting, task, args)
+    if not found:
+        raise AssertionError(f"{_wanted(task, args)} is not enqueued; {_listed(waiting)}")
+    return found[0]
 
 
-async def aassert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) -> JobInfo:
-    """`assert_enqueued` for async connections."""
-    return _assert_some(await aplay(conn, _waiting()), task, args)
+aassert_enqueued = twin(assert_enqueued)
+"""`assert_enqueued` for async connections."""
 
 
-def assert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> None:
+@asks
+def assert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> Steps[None]:
     """Assert that no job of this task with these arguments waits to be run. Without a task: no job at all.
 
     assert_not_enqueued(conn, send_receipt)
     """
-    _assert_none(play(conn, _waiting()), task, args)
+    found = _fitting((yield from _waiting()), task, args)
+    if found:
+        raise AssertionError(f"{_wanted(task, args)} should not be enqueued; {_listed(found)}")
 
 
-async def aassert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> None:
-    """`assert_not_enqueued` for async connections."""
-    _assert_none(await aplay(conn, _waiting()), task, args)
+aassert_not_enqueued = twin(assert_not_enqueued)
+"""`assert_not_enqueued` for async connections."""
 
 
 def _waiting() -> Steps[list[JobInfo]]:
@@ -72,19 +79,6 @@ def _waiting() -> Steps[list[JobInfo]]:
         page = yield newest(Filter((state,), limit=MOST), config().schema)
         found += page.jobs
     return sorted(found, key=lambda job: job.id)
-
-
-def _assert_some(waiting: list[JobInfo], task: Task[..., Any] | str, args: dict[str, Any]) -> JobInfo:
-    found = _fitting(waiting, task, args)
-    if not found:
-        raise AssertionError(f"{_wanted(task, args)} is not enqueued; {_listed(waiting)}")
-    return found[0]
-
-
-def _assert_none(waiting: list[JobInfo], task: Task[..., Any] | str | None, args: dict[str, Any]) -> None:
-    found = _fitting(waiting, task, args)
-    if found:
-        raise AssertionError(f"{_wanted(task, args)} should not be enqueued; {_listed(found)}")
 
 
 def _fitting(waiting: list[JobInfo], task: Task[..., Any] | str | None, args: dict[str, Any]) -> list[JobInfo]:

@@ -13,15 +13,22 @@ import psycopg
 
 from pgqueue.admin.actions import acancel, cancel, retry
 from pgqueue.admin.answers import Answer
+from pgqueue.admin.depth import QueueInfo, aqueues, queues
+from pgqueue.admin.history import HistoryRow, ahistory
+from pgqueue.admin.queries import JobInfo
+from pgqueue.admin.queues import apause, pause
+from pgqueue.client import schedules
 from pgqueue.client.enqueue import aenqueue, enqueue, enqueue_many
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.middleware import middleware, on_finish, on_start
 from pgqueue.client.tasks import Task, declared, find, remote, task
 from pgqueue.jobs.concurrency import Limit, Rate
+from pgqueue.jobs.cron import Every
 from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.outcomes import Snooze
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.testing.wait import aenqueued, enqueued
 
 
 @task
@@ -145,6 +152,13 @@ def good(conn: psycopg.Connection) -> None:
     assert_type(find("count"), Task[..., Any] | None)
     assert_type(cancel(conn, 1, 2, reason="no more"), list[Answer])
     assert_type(retry(conn, state="failed", queue=None, limit=10), list[Answer])
+    assert_type(queues(conn), list[QueueInfo])
+    assert_type(queues(conn=conn), list[QueueInfo])
+    assert_type(pause(conn, "mail", actor="ann"), bool)
+    assert_type(pause(conn, task="count"), bool)
+    assert_type(schedules.add(conn, "each", Every("1m"), count, start=1), bool)
+    assert_type(schedules.run(conn, "each"), JobHandle[Any])
+    assert_type(enqueued(conn, count, start=1), list[JobInfo])
 
 
 async def good_async(conn: psycopg.AsyncConnection) -> None:
@@ -154,6 +168,14 @@ async def good_async(conn: psycopg.AsyncConnection) -> None:
     assert_type(await aenqueue(conn, watch, 1), JobHandle[int])
     assert_type(await charge.aenqueue_many(conn, [(1,)]), list[JobHandle[float]])
     assert_type(await acancel(conn, state="available", reason="no more"), list[Answer])
+    assert_type(await aqueues(conn), list[QueueInfo])
+    assert_type(await apause(conn, "mail"), bool)
+    assert_type(await apause(conn, task="count", actor="ann"), bool)
+    assert_type(await ahistory(conn, task="count", step="hour"), list[HistoryRow])
+    assert_type(await schedules.aadd(conn, "each", Every("1m"), count, start=1), bool)
+    assert_type(await schedules.aadd(conn, "each", Every("1m"), "count", start=1), bool)
+    assert_type(await schedules.aremove(conn, "each"), None)
+    assert_type(await aenqueued(conn, count, start=1), list[JobInfo])
 
 
 def bad(conn: psycopg.Connection) -> None:
@@ -196,6 +218,22 @@ def bad(conn: psycopg.Connection) -> None:
     cancel(conn, name="mail")  # type: ignore
     retry(conn, 1, limit=1)  # type: ignore
     retry(conn, task=charge)  # type: ignore
+    queues()  # type: ignore
+    queues(conn, "mail")  # type: ignore
+    pause(conn, "mail", task="count")  # type: ignore
+    pause(conn)  # type: ignore
+    schedules.add(conn, "each", Every("1m"), count, start="1")  # type: ignore
+
+
+async def bad_async(conn: psycopg.AsyncConnection) -> None:
+    await aqueues(conn, "mail")  # type: ignore
+    await apause(conn, "mail", task="count")  # type: ignore
+    await apause(conn)  # type: ignore
+    await ahistory(conn, step="day")  # type: ignore
+    await schedules.aadd(conn, "each", Every("1m"), count, start="1")  # type: ignore
+    await schedules.apause(conn, "each", actr="ann")  # type: ignore
+    paused: str = await apause(conn, "mail")  # type: ignore
+    print(paused)
 
 
 def find_job() -> Job:

@@ -20,12 +20,12 @@ from pgqueue.admin.audit import BULKS_MOST
 from pgqueue.admin.queries import JobInfo, read_one
 from pgqueue.admin.why import ended, keys, missing, running, waiting
 from pgqueue.admin.why.reasons import CODES, Facts, Reason, Why
-from pgqueue.config import config
 from pgqueue.database import shown
-from pgqueue.database.statements import Row, Statement, text
-from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Statement
+from pgqueue.database.steps import Steps
 from pgqueue.jobs.states import WAITING
-from pgqueue.options import check_id, checks_options
+from pgqueue.options import check_id
 
 ROUNDS = 5
 """How often a job that keeps moving is looked at."""
@@ -33,8 +33,8 @@ RECORDS_MOST = 100
 """The newest records of a job that are read."""
 
 
-@checks_options
-def why(conn: object, id: int) -> Why:
+@asks
+def why(conn: object, id: int) -> Steps[Why]:
     """Return why this job does not run, is not finished, has ended, or is not there; the reasons in the claim's order.
 
     Each reason has a `code` (see `CODES`), a sentence, numbers, and the jobs or sessions behind it. An id without a job
@@ -43,55 +43,47 @@ def why(conn: object, id: int) -> Why:
         for reason in pgqueue.why(conn, 4711).reasons:
             print(reason.code, reason.text)
     """
-    return drive(conn, explaining(id))
-
-
-@checks_options
-async def awhy(conn: object, id: int) -> Why:
-    """`why` for async connections."""
-    return await adrive(conn, explaining(id))
-
-
-def explaining(id: int) -> Steps[Why]:
-    """The steps of `why`."""
     check_id(id, "why")
-    schema, job = config().schema, None
+    job = None
     for _ in range(ROUNDS):
-        job = read_one((yield Statement(text("queries_get", schema), {"id": id}, list)))
+        job = yield named("queries_get", read_one, id=id)
         if job is None:
-            facts = yield from _asked("why_missing", schema, id=id)
+            facts = yield _facts("why_missing", id=id)
             return _answer(id, None, missing.reasons(id, facts), facts)
         if job.state in WAITING:
-            found = yield from _waiting(job, schema)
+            found = yield from _waiting(job)
         elif job.state == "running":
-            found = yield from _running(job, schema)
+            found = yield from _running(job)
         else:
-            found = yield from _ended(job, schema)
+            found = yield from _ended(job)
         if found is not None:
             return found
     moving = Reason("about_to_run", f"it has changed its state {ROUNDS} times while it was looked at")
-    return _answer(id, job, [moving], (yield from _asked("why_now", schema)))
+    return _answer(id, job, [moving], (yield _facts("why_now")))
 
 
-def _waiting(job: JobInfo, schema: str) -> Steps[Why | None]:
+awhy = twin(why)
+"""`why` for async connections."""
+
+
+def _waiting(job: JobInfo) -> Steps[Why | None]:
     """The answer for a waiting job; None if it has moved."""
-    facts = yield from _asked("why_waiting", schema, id=job.id, queue=job.queue, task=job.task)
+    facts = yield _facts("why_waiting", id=job.id, queue=job.queue, task=job.task)
     place = facts["place"]
     if place is None or place["state"] != job.state:
         return None
     found, read_all = waiting.until_a_slot(job, facts), True
     if waiting.is_unserved(found):
-        names = yield from _asked("why_names", schema)
-        found = waiting.with_close_names(job, found, names)
+        found = waiting.with_close_names(job, found, (yield _facts("why_names")))
     if job.state == "available":
-        [(n, whole, pace, urgent)] = yield Statement(text("why_lane", schema), {"id": job.id}, list)
+        [(n, whole, pace, urgent)] = yield named("why_lane", id=job.id)
         if whole is None:
             return None
         found += waiting.lane(job, n, urgent, whole, pace)
         read_all = whole
     for key in keys.wanted(job, holds=place["holds"]):
         params = {"id": job.id, "rank": place["rank"], "key": key, "lock_limit": place["lock_limit"] or 1}
-        said = yield from _asked("why_key", schema, **params)
+        said = yield _facts("why_key", **params)
         found += keys.reasons(job, key, said)
         read_all = read_all and said["whole"]
     if not found:
@@ -99,34 +91,32 @@ def _waiting(job: JobInfo, schema: str) -> Steps[Why | None]:
     return _answer(job.id, job, found, facts)
 
 
-def _running(job: JobInfo, schema: str) -> Steps[Why | None]:
+def _running(job: JobInfo) -> Steps[Why | None]:
     """The answer for a running job; None if it has moved."""
-    rows = yield Statement(text("why_running", schema), {"id": job.id}, list)
-    if not rows:
+    facts = yield _facts("why_running", id=job.id)
+    if facts is None:
         return None
-    facts = json.loads(rows[0][0])
-    by = (yield from _cancelled_by(job, schema))["by"] if facts["requests"] else ()
+    by = (yield _cancelled_by(job))["by"] if facts["requests"] else ()
     return _answer(job.id, job, running.reasons(job, facts, by), facts)
 
 
-def _ended(job: JobInfo, schema: str) -> Steps[Why]:
+def _ended(job: JobInfo) -> Steps[Why]:
     """The answer for a job that has ended."""
     if job.state == "cancelled":
-        facts = yield from _cancelled_by(job, schema)
+        facts = yield _cancelled_by(job)
         return _answer(job.id, job, ended.reasons(job, facts["by"]), facts)
-    return _answer(job.id, job, ended.reasons(job, ()), (yield from _asked("why_now", schema)))
+    return _answer(job.id, job, ended.reasons(job, ()), (yield _facts("why_now")))
 
 
-def _cancelled_by(job: JobInfo, schema: str) -> Steps[Any]:
+def _cancelled_by(job: JobInfo) -> Statement[Any]:
     """The operators that have cancelled the job; of a job that was retried, only those since then."""
     ended_at = None if job.finished_at is None else str(job.finished_at)
-    params = {"job": job.id, "ended_at": ended_at, "n": RECORDS_MOST, "most": BULKS_MOST}
-    return (yield from _asked("why_cancelled_by", schema, **params))
+    return _facts("why_cancelled_by", job=job.id, ended_at=ended_at, n=RECORDS_MOST, most=BULKS_MOST)
 
 
-def _asked(name: str, schema: str, **params: object) -> Steps[Any]:
-    rows: list[Row] = yield Statement(text(name, schema), params, list)
-    return json.loads(rows[0][0])
+def _facts(name: str, **params: object) -> Statement[Any]:
+    """The statement that asks for these facts; None if it finds no row."""
+    return named(name, lambda rows: json.loads(rows[0][0]) if rows else None, **params)
 
 
 def _answer(id: int, job: JobInfo | None, found: list[Reason], facts: Facts) -> Why:
