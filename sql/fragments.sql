@@ -1,6 +1,6 @@
 -- What several statements have in common. Where a statement, or a later fragment, says `{{name}}`, the server gets the text of the
 -- fragment `name`. To see a statement in full: `python -m pgqueue.database.statements fetch_claim`.
--- A new column of jobs is a migration, a name in `job` or `new_job`, and a field of `Job` or `NewJob`.
+-- A new column of jobs is a migration, a name in `job` or `new_job`, a field of `Job` or `NewJob`, and a row in jobs/fields.py.
 
 -- Columns of jobs ---------------------------------------------------------------------------------------------------------------------
 

@@ -74,12 +74,11 @@ def _value(field: Field) -> str:
 def _column(field: Field) -> str:
     if field.line == "each":
         return f"lines([{field.read} for job in jobs])"
-    return f"column([{field.read} for job in jobs], {None if field.line == 'as_it_is' else field.line})"
+    return f"column([{field.read} for job in jobs], {field.line})"
 
 
 def _key_column(field: Field) -> str:
-    form = None if field.line == "as_it_is" else field.line
-    return f"column([{field.default!r} if keys is None else {field.read} for keys in all_keys], {form})"
+    return f"column([{field.default!r} if keys is None else {field.read} for keys in all_keys], {field.line})"
 
 
 def of_one(fields: Iterable[Field]) -> Values:

@@ -29,8 +29,8 @@ class Field(NamedTuple):
     name: str
     read: str
     """How the job, or its keys, say it."""
-    line: Literal["", "as_it_is", "each", "str", "repr", "quoted", "moment"] = "as_it_is"
-    """How a value becomes a line of a batch (job_parameters.py). `each`: every job has another. "": it is not sent."""
+    line: Literal["", "None", "each", "str", "repr", "quoted", "moment"] = "None"
+    """What makes a line of a batch of it (job_parameters.py). `each`: every job has another one. "": it is not sent."""
     plain: bool = False
     """Whether the statements have it that enqueue jobs which may run at once."""
     staged: Any = None
@@ -39,7 +39,7 @@ class Field(NamedTuple):
     """Its value if a job says nothing of it."""
     scheduled: Literal["column", "option", ""] = "option"
     """How a schedule keeps it."""
-    using: tuple[str, ...] = ()
+    using: str = ""
     """The options of `task.using` that say it."""
 
 
@@ -53,26 +53,24 @@ _WORD = Literal["wait", "skip", "once"] | None
 FIELDS = (
     Field("task", "job.task", plain=True, scheduled="column"),
     Field("args", "job.args", "each", plain=True, scheduled="column"),
-    Field("queue", "job.queue", plain=True, staged=str, default="default", scheduled="column", using=("queue",)),
-    Field(
-        "priority", "job.priority", "str", plain=True, staged=int, default=5, scheduled="column", using=("priority",)
-    ),
-    Field("headers", "job.headers", plain=True, staged=msgspec.Raw, default=NULL, using=("headers", "timeout")),
-    Field("max_attempts", "job.max_attempts", "str", plain=True, staged=_FEW, using=("retry",)),
-    Field("run_at", "job.run_at", "moment", staged=Moment | None, scheduled="", using=("run_at",)),
-    Field("delay", "job.delay", "repr", staged=Seconds | None, scheduled="", using=("delay",)),
-    Field("deadline", _TIME, "moment", staged=Moment | None, using=("deadline",)),
-    Field("deadline_seconds", _SECONDS, "repr", staged=Seconds | None, scheduled="", using=("deadline",)),
-    Field("lock_key", "job.lock_key", "quoted", staged=_TEXT, using=("lock",)),
-    Field("lock_limit", "job.lock_limit", "str", staged=_MANY, using=("lock",)),
-    Field("on_locked", "job.on_locked", staged=_WORD, using=("lock",)),
-    Field("limit_key", "job.limit_key", "quoted", staged=_TEXT, using=("limit",)),
-    Field("rate_key", "job.rate_key", "quoted", staged=_TEXT, using=("rate",)),
+    Field("queue", "job.queue", plain=True, staged=str, default="default", scheduled="column", using="queue"),
+    Field("priority", "job.priority", "str", plain=True, staged=int, default=5, scheduled="column", using="priority"),
+    Field("headers", "job.headers", plain=True, staged=msgspec.Raw, default=NULL, using="headers timeout"),
+    Field("max_attempts", "job.max_attempts", "str", plain=True, staged=_FEW, using="retry"),
+    Field("run_at", "job.run_at", "moment", staged=Moment | None, scheduled="", using="run_at"),
+    Field("delay", "job.delay", "repr", staged=Seconds | None, scheduled="", using="delay"),
+    Field("deadline", _TIME, "moment", staged=Moment | None, using="deadline"),
+    Field("deadline_seconds", _SECONDS, "repr", staged=Seconds | None, scheduled="", using="deadline"),
+    Field("lock_key", "job.lock_key", "quoted", staged=_TEXT, using="lock"),
+    Field("lock_limit", "job.lock_limit", "str", staged=_MANY, using="lock"),
+    Field("on_locked", "job.on_locked", staged=_WORD, using="lock"),
+    Field("limit_key", "job.limit_key", "quoted", staged=_TEXT, using="limit"),
+    Field("rate_key", "job.rate_key", "quoted", staged=_TEXT, using="rate"),
 )
 
 KEY_FIELDS = (
-    Field("unique_key", "keys.unique", "quoted", staged=_TEXT, using=("unique",)),
-    Field("idempotency_key", "keys.idempotency", "quoted", staged=_TEXT, using=("idempotency_key",)),
+    Field("unique_key", "keys.unique", "quoted", staged=_TEXT, using="unique"),
+    Field("idempotency_key", "keys.idempotency", "quoted", staged=_TEXT, using="idempotency_key"),
     Field("hold", "keys.hold", staged=Literal["pending", "live", "after"], default="live"),
     Field("hold_seconds", "keys.seconds", "repr", staged=Seconds, default=0.0),
     Field("on_duplicate", "keys.on_duplicate", staged=Literal["return", "replace"], default="return"),
@@ -80,31 +78,13 @@ KEY_FIELDS = (
 )
 """The same of a job's unique keys. No schedule keeps them."""
 
-OF_USING = frozenset(option for field in (*FIELDS, *KEY_FIELDS) for option in field.using)
+OF_USING = frozenset(option for field in (*FIELDS, *KEY_FIELDS) for option in field.using.split())
 """The options of `task.using`."""
 
 CLAIMED = (
-    "id",
-    "pos",
-    "rank",
-    "queue",
-    "task",
-    "args",
-    "attempt",
-    "priority",
-    "max_attempts",
-    "crashes",
-    "snoozes",
-    "enqueued_at",
-    "run_at",
-    "deadline",
-    "headers",
-    "lock_key",
-    "unique_keys",
-    "limit_key",
-    "rate_key",
-    "too_large",
-)
+    "id", "pos", "rank", "queue", "task", "args", "attempt", "priority", "max_attempts", "crashes", "snoozes",
+    "enqueued_at", "run_at", "deadline", "headers", "lock_key", "unique_keys", "limit_key", "rate_key", "too_large",
+)  # fmt: skip
 """The columns of a claimed job, in the order of the fragment `claimed`. `Job` reads them by their places."""
 
 _PLAIN_JOB: dict[str, object] = {
