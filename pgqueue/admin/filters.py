@@ -31,6 +31,8 @@ TASK_MOST = 200
 """Characters: the column has no more. An operation keeps its filter, and shows it."""
 LISTED = 50
 """So many jobs a list has, if it does not say how many."""
+OF_LISTS = ("key", "args", "worker", "error_type", "error", "since", "until")
+"""The parts of a filter that no change knows."""
 LEFT_OUT: Any = ...
 """The default of a filter's parts. None is different: `queue=None` was given, and means any queue."""
 
@@ -81,13 +83,16 @@ class Filter:
         return {"states": list(self.states)} | {name: part for name, part in parts.items() if part is not None}
 
     def params(self) -> dict[str, object]:
-        """The parameters of the fragment `filter`: what a change asks for."""
+        """The parameters of the fragment `filter`: what a change asks for. A part that no change knows is refused: else
+        it would change more jobs than are meant."""
+        if beyond := [name for name in OF_LISTS if getattr(self, name) is not None]:
+            raise InvalidOption(f"{', '.join(beyond)}: lists can ask for this, changes cannot")
         return {"states": list(self.states), "queue": self.queue, "task": self.task, "older": self.older_than}
 
     def searched(self) -> dict[str, object]:
         """The parameters of the fragment `job_fits`: what a list asks for."""
-        parts = ("queue", "task", "key", "args", "worker", "error_type", "error", "since", "until")
-        return {"states": list(self.states)} | {name: getattr(self, name) for name in parts}
+        parts = {name: getattr(self, name) for name in OF_LISTS}
+        return {"states": list(self.states), "queue": self.queue, "task": self.task} | parts
 
 
 def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:

@@ -831,6 +831,24 @@ def test_cancel_needs_ids_or_a_filter(dsn: str, arguments: list[str]) -> None:
     assert command("cancel", *arguments, dsn=dsn).returncode == 2
 
 
+@pytest.mark.promise("F111")
+def test_a_command_with_a_filter_waits_for_a_job_and_answers_for_each(dsn: str, conn: Conn, eyes: Eyes) -> None:
+    """An operation would leave the job out as locked, and neither its answer nor the record would name each job."""
+    ids = [handle.id for handle in pgqueue.enqueue_many(conn, [note.new(number) for number in range(1_002)])]
+    conn.commit()
+    with psycopg.connect(dsn) as app, ThreadPoolExecutor() as threads:
+        app.execute("SELECT FROM pgqueue.job WHERE id = %s FOR UPDATE", [ids[1]])
+        cancelled = threads.submit(lambda: command("cancel", "--queue", "mail", "--yes", "--json", dsn=dsn))
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") == 1)
+        app.rollback()
+        done = cancelled.result(60)
+    told = [(each["id"], each["did"], each["state"]) for each in items(done)]
+    assert (done.returncode, told) == (0, [(id, "cancelled", "available") for id in ids])
+    for id in (ids[1], ids[-1]):
+        [entry] = pgqueue.audit(conn, job=id)
+        assert (entry.action, entry.target["queue"]) == ("cancel", "mail")
+
+
 # By filter -----------------------------------------------------------------------------------------------------------
 
 

@@ -58,12 +58,21 @@ def test_lists_changes_and_operations_mean_the_same_jobs(conn: Conn, asked: dict
 @pytest.mark.promise("F113")
 def test_the_condition_is_put_into_each_plan(conn: Conn) -> None:
     """Else a search of 20,000 jobs makes as many calls. With a setting of its own the function would be called."""
-    asked = filters.Filter(STATES, "a", "t", key="k")
+    asked = filters.Filter(STATES, "a", "t")
     matching = statements.text("filters_matching", "pgqueue")
     walk = statements.Statement(matching, asked.params() | {"after": 0, "most": 10}, list)
     for each in (queries.newest(asked, "pgqueue"), queries.newest(asked, "pgqueue", 7), walk):
         plan = conn.execute(f"EXPLAIN (VERBOSE) {each.sql}".encode(), each.params).fetchall()
         assert plan and "fits(" not in str(plan)
+
+
+@pytest.mark.promise("F85")
+@pytest.mark.parametrize("part", filters.OF_LISTS)
+def test_a_change_does_not_pass_over_what_only_lists_know(part: str) -> None:
+    """Else it would change all jobs that the other parts choose."""
+    asked: Any = {part: "x"}
+    with pytest.raises(pgqueue.InvalidOption, match=f"{part}: lists can ask for this"):
+        filters.Filter(("failed",), "mail", **asked).params()
 
 
 def test_the_end_of_a_job_is_compared_with_its_age(conn: Conn) -> None:
