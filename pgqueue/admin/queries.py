@@ -24,12 +24,13 @@ from pgqueue.admin.depth import Count as Count
 from pgqueue.admin.depth import Measured, QueueInfo, UnknownTask
 from pgqueue.admin.filters import LISTED, Criteria, Filter, searched
 from pgqueue.config import config
-from pgqueue.database import drivers, shown, steps
+from pgqueue.database import shown, steps
+from pgqueue.database.asking import asks, twin
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption, JobNotFound
 from pgqueue.jobs.states import ENDED, PARTITIONS, RETRYING, STATES
-from pgqueue.options import HIGHEST_ID, check_id, checks_options
+from pgqueue.options import HIGHEST_ID, check_id
 
 SEARCHED_MOST = 20_000
 """A search looks at no more jobs than this."""
@@ -195,19 +196,18 @@ class _Standing(msgspec.Struct):
     paused_tasks: tuple[PausedTask, ...]
 
 
-@checks_options
-def get(conn: object, id: int) -> JobInfo:
+@asks
+def get(conn: object, id: int) -> Statement[JobInfo]:
     """Return the job with its attempts. Raises JobNotFound: unknown id, not committed, or removed by retention."""
-    return drivers.run(conn, one(id, config().schema))
+    return one(id, config().schema)
 
 
-@checks_options
-async def aget(conn: object, id: int) -> JobInfo:
-    """`get` for async connections."""
-    return await drivers.arun(conn, one(id, config().schema))
+aget = twin(get)
+"""`get` for async connections."""
 
 
-def find(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
+@asks
+def find(conn: object, **asked: Unpack[Criteria]) -> Steps[list[JobInfo]]:
     """Return the jobs that fit, the newest first, at most `limit` (1 to 10,000; default 50).
 
     - `state`: one state or several. `"retrying"` are the scheduled jobs that wait for another attempt.
@@ -230,35 +230,34 @@ def find(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
 
         pgqueue.find(conn, state="failed", task="billing.charge", args={"order_id": 7})
     """
-    return list(search(conn, **asked).jobs)
+    return _jobs(searching(config().schema, **asked))
 
 
-async def afind(conn: object, **asked: Unpack[Criteria]) -> list[JobInfo]:
-    """`find` for async connections."""
-    return list((await asearch(conn, **asked)).jobs)
+afind = twin(find)
+"""`find` for async connections."""
 
 
-def search(conn: object, **asked: Unpack[Criteria]) -> Page:
-    """As `find`, and also returns how many jobs were looked at, and where to go on."""
-    return steps.drive(conn, searching(config().schema, **asked), {})
+@asks
+def search(conn: object, *, room: int = ROOM, **asked: Unpack[Criteria]) -> Steps[Page]:
+    """As `find`, and also returns how many jobs were looked at, and where to go on.
+
+    The arguments, headers and results of a page take `room` bytes at most; those of its largest jobs are not shown.
+    """
+    return searching(config().schema, room, **asked)
 
 
-async def asearch(conn: object, *, room: int = ROOM, **asked: Unpack[Criteria]) -> Page:
-    """`search` for async connections. The arguments, headers and results of a page take `room` bytes at most; those of
-    its largest jobs are not shown."""
-    return await steps.adrive(conn, searching(config().schema, room, **asked), {})
+asearch = twin(search)
+"""`search` for async connections."""
 
 
-@checks_options
-def status(conn: object) -> Status:
+@asks
+def status(conn: object) -> Steps[Status]:
     """Return the numbers of jobs by state, the queues and the workers."""
-    return steps.drive(conn, standing(config().schema), {})
+    return standing(config().schema)
 
 
-@checks_options
-async def astatus(conn: object) -> Status:
-    """`status` for async connections."""
-    return await steps.adrive(conn, standing(config().schema), {})
+astatus = twin(status)
+"""`status` for async connections."""
 
 
 async def astanding(conn: object, found: Measured) -> Status:
@@ -305,9 +304,14 @@ def searching(schema: str, room: int = ROOM, **given: Unpack[Criteria]) -> Steps
     return _searching(newest(asked, schema, given.get("after"), room=room), asked, schema, given.get("after"), room)
 
 
+def _jobs(search: Steps[Page]) -> Steps[list[JobInfo]]:
+    return list((yield from search).jobs)
+
+
 def _searching(walk: Statement[Page], asked: Filter, schema: str, after: int | str | None, room: int) -> Steps[Page]:
     if asked.key is None:
-        return walk.read((yield _rows(walk)))
+        page: Page = yield walk
+        return page
     [[found]] = yield Statement(text("queries_keyed", schema), walk.params, list)
     limit = asked.limit or LISTED
     held = tuple(map(_job, json.loads(found)))[:limit]
@@ -315,12 +319,8 @@ def _searching(walk: Statement[Page], asked: Filter, schema: str, after: int | s
         return Page(held, None, _FIRST[_order(asked.states)])
     first = () if after is not None else held
     walk = newest(replace(asked, limit=limit - len(first)), schema, after, tuple(job.id for job in held), room)
-    page = walk.read((yield _rows(walk)))
+    page = yield walk
     return Page(first + page.jobs, page.searched, page.after)
-
-
-def _rows(statement: Statement[Any]) -> Statement[list[Row]]:
-    return Statement(statement.sql, statement.params, list)
 
 
 def newest(
