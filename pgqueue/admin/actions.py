@@ -25,14 +25,14 @@ from pgqueue.admin.answers import Answer
 from pgqueue.admin.filters import LEFT_OUT, Filter, checked, filtered, finding
 from pgqueue.admin.retry_locks import locking
 from pgqueue.config import client
+from pgqueue.database.asking import changes_jobs, named, twin
 from pgqueue.database.drivers import alone
-from pgqueue.database.statements import Statement, integers, text
-from pgqueue.database.steps import Steps, adrive, drive
+from pgqueue.database.statements import integers
+from pgqueue.database.steps import Steps
 from pgqueue.errors import Error, InvalidOption, JobNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
 from pgqueue.jobs.validation import aware
-from pgqueue.options import checks_options
 from pgqueue.plain_text import plural
 
 BATCH = 1_000
@@ -79,7 +79,7 @@ def cancel(
     reason: str = BY_HAND,
     actor: str | None = None,
 ) -> list[Answer]: ...
-@checks_options
+@changes_jobs
 def cancel(
     conn: object,
     *ids: int,
@@ -89,7 +89,7 @@ def cancel(
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
     actor: str | None = None,
-) -> list[Answer]:
+) -> Steps[list[Answer]]:
     """Cancel jobs, with this transaction's COMMIT: waiting jobs end at once, running jobs are stopped.
 
     Give ids, or a filter for jobs: `state`, one or several (default: the four live states), `queue`, `task` (its
@@ -114,36 +114,11 @@ def cancel(
         pgqueue.cancel(conn, queue="mail", state="retrying")  # scheduled for another attempt
     """
     asked = filtered(ids, LIVE, (RETRYING,), state=state, queue=queue, task=task, limit=limit)
-    return _found(drive(conn, _cancelling(ids, asked, reason, actor)), asked)
+    return _found(_cancelling(ids, asked, reason, actor), asked)
 
 
-@overload
-async def acancel(conn: object, *ids: int, reason: str = BY_HAND, actor: str | None = None) -> list[Answer]: ...
-@overload
-async def acancel(
-    conn: object,
-    *,
-    state: str | Iterable[str] | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    limit: int | None = None,
-    reason: str = BY_HAND,
-    actor: str | None = None,
-) -> list[Answer]: ...
-@checks_options
-async def acancel(
-    conn: object,
-    *ids: int,
-    reason: str = BY_HAND,
-    state: str | Iterable[str] | None = LEFT_OUT,
-    queue: str | None = LEFT_OUT,
-    task: str | None = LEFT_OUT,
-    limit: int | None = LEFT_OUT,
-    actor: str | None = None,
-) -> list[Answer]:
-    """`cancel` for async connections."""
-    asked = filtered(ids, LIVE, (RETRYING,), state=state, queue=queue, task=task, limit=limit)
-    return _found(await adrive(conn, _cancelling(ids, asked, reason, actor)), asked)
+acancel = twin(cancel)
+"""`cancel` for async connections."""
 
 
 @overload
@@ -159,7 +134,7 @@ def retry(
     again: bool = False,
     actor: str | None = None,
 ) -> list[Answer]: ...
-@checks_options
+@changes_jobs
 def retry(
     conn: object,
     *ids: int,
@@ -169,7 +144,7 @@ def retry(
     task: str | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
     actor: str | None = None,
-) -> list[Answer]:
+) -> Steps[list[Answer]]:
     """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
 
     Give ids, or a filter for jobs: `state`, one or several (default: failed and cancelled), `queue`, `task` (its
@@ -188,36 +163,11 @@ def retry(
         pgqueue.retry(conn, state="failed", task="mail.send")
     """
     asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
-    return _found(drive(conn, _retrying(ids, asked, again, alone(conn), actor)), asked)
+    return _found(_retrying(ids, asked, again, alone(conn), actor), asked)
 
 
-@overload
-async def aretry(conn: object, *ids: int, again: bool = False, actor: str | None = None) -> list[Answer]: ...
-@overload
-async def aretry(
-    conn: object,
-    *,
-    state: str | Iterable[str] | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    limit: int | None = None,
-    again: bool = False,
-    actor: str | None = None,
-) -> list[Answer]: ...
-@checks_options
-async def aretry(
-    conn: object,
-    *ids: int,
-    again: bool = False,
-    state: str | Iterable[str] | None = LEFT_OUT,
-    queue: str | None = LEFT_OUT,
-    task: str | None = LEFT_OUT,
-    limit: int | None = LEFT_OUT,
-    actor: str | None = None,
-) -> list[Answer]:
-    """`retry` for async connections."""
-    asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
-    return _found(await adrive(conn, _retrying(ids, asked, again, alone(conn), actor)), asked)
+aretry = twin(retry)
+"""`retry` for async connections."""
 
 
 @overload
@@ -233,7 +183,7 @@ def discard(
     limit: int | None = None,
     actor: str | None = None,
 ) -> list[Answer]: ...
-@checks_options
+@changes_jobs
 def discard(
     conn: object,
     *ids: int,
@@ -243,7 +193,7 @@ def discard(
     older_than: float | timedelta | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
     actor: str | None = None,
-) -> list[Answer]:
+) -> Steps[list[Answer]]:
     """Delete jobs that have ended, with their attempts, arguments and results, with this transaction's COMMIT.
 
     Give ids, or a filter for jobs: `state`, one or several (default: those of ended jobs), `queue`, `task` (its name),
@@ -259,40 +209,15 @@ def discard(
         pgqueue.discard(conn, task="mail.send", older_than=timedelta(days=2))
     """
     asked = _discarded(ids, state=state, queue=queue, task=task, older_than=older_than, limit=limit)
-    return _found(drive(conn, _discarding(ids, asked, actor)), asked)
+    return _found(_discarding(ids, asked, actor), asked)
 
 
-@overload
-async def adiscard(conn: object, *ids: int, actor: str | None = None) -> list[Answer]: ...
-@overload
-async def adiscard(
-    conn: object,
-    *,
-    state: str | Iterable[str] | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    older_than: float | timedelta | None = None,
-    limit: int | None = None,
-    actor: str | None = None,
-) -> list[Answer]: ...
-@checks_options
-async def adiscard(
-    conn: object,
-    *ids: int,
-    state: str | Iterable[str] | None = LEFT_OUT,
-    queue: str | None = LEFT_OUT,
-    task: str | None = LEFT_OUT,
-    older_than: float | timedelta | None = LEFT_OUT,
-    limit: int | None = LEFT_OUT,
-    actor: str | None = None,
-) -> list[Answer]:
-    """`discard` for async connections."""
-    asked = _discarded(ids, state=state, queue=queue, task=task, older_than=older_than, limit=limit)
-    return _found(await adrive(conn, _discarding(ids, asked, actor)), asked)
+adiscard = twin(discard)
+"""`discard` for async connections."""
 
 
-@checks_options
-def reschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) -> list[Answer]:
+@changes_jobs
+def reschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) -> Steps[list[Answer]]:
     """Let jobs that wait start at another time, with this transaction's COMMIT; at once if that has come.
 
     Jobs that are scheduled, available or blocked wait for the new time. Their attempts, deadlines and unique keys stay
@@ -304,13 +229,11 @@ def reschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) 
 
         pgqueue.reschedule(conn, job.id, at=datetime.now(UTC) + timedelta(hours=2))
     """
-    return _found(drive(conn, rescheduling(ids, at, By(None, actor))), None)
+    return _found(rescheduling(ids, at, By(None, actor)), None)
 
 
-@checks_options
-async def areschedule(conn: object, *ids: int, at: datetime, actor: str | None = None) -> list[Answer]:
-    """`reschedule` for async connections."""
-    return _found(await adrive(conn, rescheduling(ids, at, By(None, actor))), None)
+areschedule = twin(reschedule)
+"""`reschedule` for async connections."""
 
 
 # The steps -----------------------------------------------------------------------------------------------------------
@@ -418,13 +341,12 @@ def _settling(
     """Send the statement until every job has an answer; `known` are answers that there are. A job without an answer was
     just changing its state."""
     wanted = checked(ids)
-    schema, _ = client()
     answers = dict(known or {})
     for batch in _batches(id for id in wanted if id not in answers):
         moving = batch
         for _ in range(ROUNDS):
             values = {"ids": integers(moving), **params}
-            for id, state, changed, holder, _ in (yield Statement(text(name, schema), values, list)):
+            for id, state, changed, holder, _ in (yield named(name, **values)):
                 if holder is not None:
                     answers[id] = Answer(id, "held", state, holder=holder)
                 elif (answer := judge(id, state, changed)) is not None:
@@ -454,9 +376,10 @@ def checked_reason(reason: str) -> str:
     return reason
 
 
-def _found(answers: list[Answer], asked: Filter | None) -> list[Answer]:
+def _found(changing: Steps[list[Answer]], asked: Filter | None) -> Steps[list[Answer]]:
     """Return the answers, or raise JobNotFound if a given id has no job. Jobs that a filter found may be removed by
     retention a moment later: that is no error."""
+    answers = yield from changing
     missing = [answer.id for answer in answers if answer.did == "missing"]
     if missing and asked is None:
         others = plural(len(answers) - len(missing), "other was", "others were")

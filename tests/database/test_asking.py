@@ -69,7 +69,6 @@ def test_every_public_pair_is_a_twin_or_written_for_a_reason() -> None:
 
 
 WRITTEN = {"connect", "enqueue", "enqueue_many", "migrate", "result", "stack"}
-WRITTEN |= {"cancel", "discard", "reschedule", "retry"}
 WRITTEN |= {"bulk", "bulks", "get_bulk", "preview_bulk", "stop_bulk"}
 
 
