@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Collection, Iterable
-from datetime import datetime
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -13,9 +11,6 @@ from pgqueue.errors import InvalidArguments, InvalidOption
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
-
-HIGHEST_ID = 2**63 - 1
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 OPTION_WORDS = {
     **dict.fromkeys(["countdown", "wait"], "delay"),
@@ -118,58 +113,3 @@ def needs_arguments(least: int, said: str) -> Callable[[F], F]:
         return cast("F", achecked if inspect.iscoroutinefunction(function) else checked)
 
     return wrap
-
-
-def check_id(id: object, what: str) -> int:
-    """Return the id of a job. A text, a truth value or a handle is no id: InvalidOption, which says what to give."""
-    if not isinstance(id, int) or isinstance(id, bool) or not 0 < id <= HIGHEST_ID:
-        shown = f"{type(id).__name__} {id!r}"[:200]
-        hint = " (did you mean its .id?)" if isinstance(getattr(id, "id", None), int) else ""
-        if isinstance(id, list | tuple | set):
-            hint = " (did you mean *ids?)"
-        raise InvalidOption(f"{what}: {shown} is no id of a job{hint}; an id is a whole number, such as handle.id")
-    return id
-
-
-def check_limit(limit: int, most: int) -> int:
-    """Return how many are asked for. Raises InvalidOption if this is no whole number from 1 to `most`."""
-    if isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= most:
-        return limit
-    raise InvalidOption(f"limit {limit!r}: give a whole number from 1 to {most}")
-
-
-def check_moment(value: datetime | None, what: str) -> str | None:
-    """A time as a parameter; None if none is given. Raises InvalidOption if this is no datetime with a time zone."""
-    if value is None:
-        return None
-    if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise InvalidOption(f"{what} {value!r}: give a datetime with a time zone")
-    return value.isoformat()
-
-
-def check_states(state: str | Iterable[str] | None, may: Collection[str]) -> tuple[str, ...]:
-    """Return the states that are asked for, one or several; () for None. InvalidOption if one is not in `may`."""
-    if state is None:
-        return ()
-    if not isinstance(state, Iterable):
-        raise InvalidOption(f"state {state!r:.80}: use one or more of {', '.join(may)}")
-    states = (state,) if isinstance(state, str) else tuple(state)
-    for each in states:
-        if each not in may:
-            raise InvalidOption(f"state {each!r:.80}: use one of {', '.join(may)}")
-    if not states:
-        raise InvalidOption("state: give at least one, or leave it out")
-    return states
-
-
-def check_text(value: str | None, what: str) -> None:
-    """Raise InvalidOption if this is given and no text that PostgreSQL can read.
-
-    Not every driver refuses such a text itself. One that sends it has the server end the caller's transaction.
-    """
-    if value is None:
-        return
-    if not isinstance(value, str):
-        raise InvalidOption(f"{what} {value!r}: give a text")
-    if "\0" in value or _SURROGATE.search(value):
-        raise InvalidOption(f"{what} {value!a:.80}: a text for PostgreSQL has no NUL and no lone surrogate")

@@ -32,7 +32,7 @@ from pgqueue.database.steps import Steps
 from pgqueue.errors import Error, InvalidOption, JobNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
-from pgqueue.jobs.validation import aware
+from pgqueue.jobs.values import aware
 from pgqueue.plain_text import plural
 
 BATCH = 1_000

@@ -17,7 +17,7 @@ from pgqueue.database.asking import Asked, asks, named, twin
 from pgqueue.database.statements import Row, Statement
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
-from pgqueue.options import check_limit, check_moment, check_text
+from pgqueue.jobs.values import check_limit, check_moment, check_text
 
 WALKED_MOST = 20_000
 LIMIT_MOST = 10_000

@@ -25,7 +25,7 @@ from pgqueue.database import shown, steps
 from pgqueue.database.asking import asks, twin
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
-from pgqueue.jobs.validation import check_queue
+from pgqueue.jobs.values import check_queue
 
 QUEUES_MOST = 1_000
 UNKNOWN = "unknown"

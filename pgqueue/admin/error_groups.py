@@ -11,7 +11,7 @@ from datetime import datetime
 
 from pgqueue.database.asking import asks, said, twin
 from pgqueue.database.statements import Statement
-from pgqueue.options import check_limit, check_moment, check_text
+from pgqueue.jobs.values import check_limit, check_moment, check_text
 
 LIMIT_MOST = 2_000
 

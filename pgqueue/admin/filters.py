@@ -21,10 +21,18 @@ from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.codec import json_object
-from pgqueue.jobs.durations import seconds
 from pgqueue.jobs.states import RETRYING
-from pgqueue.jobs.validation import check_queue
-from pgqueue.options import HIGHEST_ID, check_id, check_limit, check_moment, check_states, check_text, no_option
+from pgqueue.jobs.values import (
+    check_id,
+    check_limit,
+    check_moment,
+    check_queue,
+    check_states,
+    check_text,
+    seconds,
+    whole,
+)
+from pgqueue.options import no_option
 
 WALKED_MOST = 20_000
 TASK_MOST = 200
@@ -115,7 +123,7 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
         raise InvalidOption(f"task {task!r}: give its name, as task.name")
     if task is not None and len(task) > TASK_MOST:
         raise InvalidOption(f"task {task!a:.80}: the name of a task has {TASK_MOST} characters at most")
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+    if limit is not None and not whole(limit, 1):
         raise InvalidOption(f"limit {limit!r}: give a whole number from 1 on, or None for all")
     return _filter(states, others, said)
 
@@ -133,7 +141,7 @@ def _filter(states: Sequence[str], others: Sequence[str], given: Mapping[str, An
     for each in ("queue", "task", "key", "error_type", "error"):
         check_text(given.get(each), each)
     worker, args, older_than = (given.get(name) for name in ("worker", "args", "older_than"))
-    if worker is not None and (not isinstance(worker, int) or isinstance(worker, bool) or not 0 < worker <= HIGHEST_ID):
+    if worker is not None and not whole(worker, 1):
         raise InvalidOption(f"worker {worker!r:.80}: give the id of a worker, a whole number")
     return Filter(
         named or tuple(states),

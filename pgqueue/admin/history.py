@@ -18,7 +18,7 @@ from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs import histogram
-from pgqueue.options import check_moment, check_text
+from pgqueue.jobs.values import check_moment, check_text
 
 Step = Literal["minute", "hour"]
 By = Literal["task", "queue", "all"]

@@ -16,8 +16,7 @@ from pgqueue.database.asking import asks, named, said, twin
 from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.jobs.actors import actor_of
-from pgqueue.jobs.validation import UNITS, parse_rate
-from pgqueue.options import check_text
+from pgqueue.jobs.values import PERIODS, check_text, parse_rate, whole
 
 FIRST_RATE = "rate:"
 KEYS_MOST = 1_000
@@ -160,7 +159,7 @@ def shown(count: int, period: float) -> str:
     ('100/minute', '5/10s', '3/2h')
     """
     for unit in ("day", "hour", "minute", "second"):
-        times, rest = divmod(period, UNITS[unit])
+        times, rest = divmod(period, PERIODS[unit])
         if times >= 1 and not rest:
             return f"{count}/{unit}" if times == 1 else f"{count}/{times:g}{unit[0]}"
     return f"{count}/{period:g}s"
@@ -185,7 +184,7 @@ def change(conn: object, name: str, n: int | None, *, actor: str | None = None) 
     """
     if not name.isprintable():
         raise InvalidOption(f"limit {name!r:.80}: use a name of printable text")
-    if n is not None and (isinstance(n, bool) or not 0 <= n <= LIMIT_MOST):
+    if n is not None and not whole(n, 0, LIMIT_MOST):
         raise InvalidOption(f"limit {name}: {n!r} jobs at once: use a whole number from 0 to {LIMIT_MOST}")
 
     def read(rows: list[Row]) -> Setting:

@@ -17,7 +17,7 @@ from pgqueue.database.statements import Row, Statement
 from pgqueue.database.steps import Steps
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.keys import check_key
-from pgqueue.options import check_text
+from pgqueue.jobs.values import check_text
 
 RESCUED_MOST = 1_000
 

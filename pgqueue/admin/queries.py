@@ -30,7 +30,7 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption, JobNotFound
 from pgqueue.jobs.states import ENDED, PARTITIONS, RETRYING, STATES
-from pgqueue.options import HIGHEST_ID, check_id
+from pgqueue.jobs.values import HIGHEST_ID, check_id
 
 SEARCHED_MOST = 20_000
 """A search looks at no more jobs than this."""

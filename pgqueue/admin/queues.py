@@ -13,7 +13,7 @@ from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.statements import Statement
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.actors import actor_of
-from pgqueue.jobs.validation import check_queue, check_task_name
+from pgqueue.jobs.values import check_queue, check_task_name
 
 
 @overload

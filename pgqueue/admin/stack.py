@@ -20,7 +20,8 @@ from pgqueue.database import drivers
 from pgqueue.database.asking import named
 from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption, JobNotFound, ResultTimeout
-from pgqueue.options import check_id, checks_options
+from pgqueue.jobs.values import check_id
+from pgqueue.options import checks_options
 
 LOOK_SECONDS = 0.05
 PATIENCE = 5.0

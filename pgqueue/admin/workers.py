@@ -14,7 +14,7 @@ from pgqueue.config import client
 from pgqueue.database.asking import asks, named, said, twin
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.actors import actor_of
-from pgqueue.options import check_text
+from pgqueue.jobs.values import check_text
 
 Kind = Literal["restart", "quiet", "scale"]
 

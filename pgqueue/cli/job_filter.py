@@ -16,7 +16,7 @@ from pgqueue.cli.exit_codes import NO, No
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Whole
 from pgqueue.cli.tables import span
-from pgqueue.options import HIGHEST_ID
+from pgqueue.jobs.values import HIGHEST_ID
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ import click
 
 from pgqueue.config import configure
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.values import length
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _GIVEN = "pgqueue.cli.given"
 
 
@@ -34,10 +33,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        match = _DURATION.fullmatch(str(value).strip())
-        if match is None:
+        seconds = length(str(value).strip().lower(), "s")
+        if seconds is None:
             self.fail(f"{value!r}: write 30s, 5m, 2h or a number of seconds", param, ctx)
-        seconds = float(match[1]) * _SECONDS[(match[2] or "s").lower()]
         if seconds < self._least:
             self.fail(f"{value!r}: at least {self._least:g}s", param, ctx)
         return seconds
@@ -77,9 +75,9 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
-        if self._ago and _DURATION.fullmatch(str(value).strip()):
+        if self._ago and (ago := length(str(value).strip().lower(), "s")) is not None:
             try:
-                return datetime.now(UTC) - timedelta(seconds=Duration().convert(value, param, ctx))
+                return datetime.now(UTC) - timedelta(seconds=ago)
             except OverflowError:
                 self.fail(f"{value!r:.80}: that is before the year 1", param, ctx)
         try:

@@ -10,8 +10,10 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from datetime import timedelta
+from math import inf
 from typing import TypeVar
 
+from pgqueue.jobs.values import UNITS
 from pgqueue.plain_text import plain
 
 T = TypeVar("T")
@@ -70,10 +72,9 @@ def span(seconds: float | timedelta | None) -> str:
     seconds = max(0.0, seconds)
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
-    for unit, size, most in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
-        if seconds < size * most:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds / 86400:.0f}d"
+    most = (("s", 120), ("m", 120), ("h", 48), ("d", inf))
+    unit = next(unit for unit, number in most if seconds < UNITS[unit] * number)
+    return f"{seconds / UNITS[unit]:.0f}{unit}"
 
 
 def width() -> int | None:

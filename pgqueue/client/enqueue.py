@@ -33,7 +33,7 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs import codec
 from pgqueue.jobs.job import Enqueueable, NewJob
-from pgqueue.jobs.validation import check_task_name
+from pgqueue.jobs.values import check_task_name
 from pgqueue.options import needs_arguments
 
 P = ParamSpec("P")

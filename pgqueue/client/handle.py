@@ -16,8 +16,8 @@ from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobCancelled, JobFailed, JobTimeout
-from pgqueue.jobs.durations import Duration, seconds
-from pgqueue.options import check_id, checks_options
+from pgqueue.jobs.values import Duration, check_id, seconds
+from pgqueue.options import checks_options
 
 if TYPE_CHECKING:
     from pgqueue.admin.queries import JobInfo

@@ -7,15 +7,16 @@ parameters. The SQL splits these texts by `string_to_table`. Which ones there ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
+from pgqueue.errors import InvalidArguments, PayloadTooLarge
 from pgqueue.jobs.fields import FIELDS, KEY_FIELDS, Field, compiled, mapping
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.values import utc
 
 Values = Callable[[NewJob[Any]], dict[str, object]]
 Columns = Callable[[Sequence[NewJob[Any]]], dict[str, object]]
@@ -54,12 +55,7 @@ def quoted(key: str) -> str:
 
 
 def moment(value: datetime | None) -> str | None:
-    if value is None:
-        return None
-    try:  # in UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24
-        return value.astimezone(UTC).isoformat()
-    except OverflowError:
-        raise InvalidOption(f"{value!r}: give a time between the years 1 and 9999, in UTC") from None
+    return None if value is None else utc(value).isoformat()
 
 
 _NAMES = {"column": column, "lines": lines, "moment": moment, "quoted": quoted}

@@ -26,8 +26,7 @@ from pgqueue.jobs.codec import keywords_only
 from pgqueue.jobs.cron import When, check_when
 from pgqueue.jobs.fields import FIELDS
 from pgqueue.jobs.job import Enqueueable, NewJob
-from pgqueue.jobs.validation import check_task_name
-from pgqueue.options import check_text
+from pgqueue.jobs.values import check_task_name, check_text
 
 P = ParamSpec("P")
 T = TypeVar("T")

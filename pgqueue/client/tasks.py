@@ -47,22 +47,21 @@ from pgqueue.jobs.concurrency import (
     rates_of,
 )
 from pgqueue.jobs.cron import Cron, Every, check_when
-from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.functions import check_function, default_name, hidden_body
 from pgqueue.jobs.headers import with_timeout, with_waits
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, for_one_job
 from pgqueue.jobs.unique import Unique, Uniqueness, idempotent_by, unique_by
-from pgqueue.jobs.validation import (
+from pgqueue.jobs.values import (
+    Duration,
     aware,
-    check_function,
     check_priority,
     check_queue,
     check_task_name,
     choice,
-    default_name,
     flag,
-    hidden_body,
     positive,
+    seconds,
     start_by,
 )
 from pgqueue.options import checks_options, needs_arguments, no_option

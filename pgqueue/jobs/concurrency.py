@@ -18,7 +18,7 @@ from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.jobs.codec import Codec, to_json
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import check_key
-from pgqueue.jobs.validation import COUNT_MOST, parse_rate
+from pgqueue.jobs.values import COUNT_MOST, parse_rate, whole
 from pgqueue.options import names_options
 
 R = TypeVar("R")
@@ -60,8 +60,7 @@ class Lock:
     def __post_init__(self) -> None:
         if not isinstance(self.key, str) and not callable(self.key):
             raise InvalidOption(f"lock {self.key!r}: the key is a template or a function")
-        whole = isinstance(self.limit, int) and not isinstance(self.limit, bool)
-        if not whole or not 1 <= self.limit < LIMIT_MOST:
+        if not whole(self.limit, 1, LIMIT_MOST - 1):
             raise InvalidOption(f"lock {self.key!r}: limit {self.limit!r}: use a whole number from 1")
         if self.on_locked not in ON_LOCKED:
             raise InvalidOption(f'lock {self.key!r}: on_locked {self.on_locked!r}: use "wait", "skip" or "once"')
@@ -95,8 +94,7 @@ class Limit:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.n, int) and not isinstance(self.n, bool)
-        if not whole or not 1 <= self.n < LIMIT_MOST:
+        if not whole(self.n, 1, LIMIT_MOST - 1):
             raise InvalidOption(f"limit {self.n!r}: use a whole number from 1")
         if self.name is not None:
             check_name(self.name, f"limit {self.n}: name")
@@ -139,8 +137,7 @@ class Rate:
             raise InvalidOption(f"rate {self.rate!r}: the key is a template or a function, not {self.key!r}")
         if self.name is not None:
             check_limiter(self.name, f"rate {self.rate!r}: name")
-        whole = isinstance(self.burst, int) and not isinstance(self.burst, bool)
-        if not whole or not 1 <= self.burst <= COUNT_MOST:
+        if not whole(self.burst, 1, COUNT_MOST):
             raise InvalidOption(f"rate {self.rate!r}: burst {self.burst!r}: use a whole number from 1 to {COUNT_MOST}")
 
     @property

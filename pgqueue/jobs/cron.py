@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.values import PERIODS, UNIX_EPOCH, Duration, seconds
 from pgqueue.options import names_options
 from pgqueue.plain_text import plural
 
@@ -30,7 +30,6 @@ LINE_MOST = 200
 # Up to this many ticks in a row are looked at one by one. Behind a longer gap the latest is searched from its end.
 FEW = 16
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIELDS = (
     ("second", "0 to 59"),
@@ -132,8 +131,8 @@ class Every:
 
     def next(self, after: datetime) -> datetime | None:
         """The first tick after this moment."""
-        passed = (after - _EPOCH) // _MICROSECOND
-        return _EPOCH + timedelta(microseconds=(passed // self._step + 1) * self._step)
+        passed = (after - UNIX_EPOCH) // _MICROSECOND
+        return UNIX_EPOCH + timedelta(microseconds=(passed // self._step + 1) * self._step)
 
     @property
     def _step(self) -> int:
@@ -258,14 +257,11 @@ def _explained(line: str) -> str:
     return explain(line)
 
 
-_UNITS = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000))
-
-
 def _span(step: int) -> str:
     """Microseconds in words."""
     words = []
-    for name, size in _UNITS:
-        n, step = divmod(step, size)
+    for name in ("day", "hour", "minute"):
+        n, step = divmod(step, round(PERIODS[name] * 1_000_000))
         if n:
             words.append(f"{n} {name}{'' if n == 1 else 's'}")
     if step or not words:
@@ -301,7 +297,7 @@ def _check_fields(expr: str, zone: tzinfo) -> None:
             "day-of-week), or 6 with the second first"
         )
     try:
-        CronSim(expr, _EPOCH.astimezone(zone))
+        CronSim(expr, UNIX_EPOCH.astimezone(zone))
     except CronSimError as error:
         found = _BAD.fullmatch(str(error))
         place = next((n for n, (name, _) in enumerate(_FIELDS) if found and name == found[1]), 0)

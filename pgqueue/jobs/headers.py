@@ -13,9 +13,8 @@ import json
 
 import msgspec
 
-from pgqueue.jobs.durations import MAX_SECONDS
 from pgqueue.jobs.retry import RetryPolicy
-from pgqueue.options import HIGHEST_ID
+from pgqueue.jobs.values import MAX_SECONDS, whole
 
 TIMEOUT = "pgqueue:timeout"
 """The header with the seconds that an attempt of the job may run."""
@@ -84,7 +83,7 @@ def parent_of(value: object) -> int | None:
     >>> parent_of(7), parent_of("7"), parent_of(-7), parent_of(None)
     (7, None, None, None)
     """
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= HIGHEST_ID else None
+    return value if whole(value, 1) else None
 
 
 def _with(headers: str | None, name: str, value: object) -> str:

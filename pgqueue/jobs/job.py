@@ -29,6 +29,7 @@ from pgqueue.jobs.headers import TIMEOUT, timeout_of, waits_of, with_parent
 from pgqueue.jobs.keys import Keys
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
+from pgqueue.jobs.values import EPOCH, whole
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -67,7 +68,6 @@ class Enqueueable(Protocol[P, R_co]):
 
 # -infinity in PostgreSQL's microseconds: a claim answers it if the deadline has passed (fetch.sql).
 _PASSED = -(1 << 63)
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 running_job: ContextVar[Job | None] = ContextVar("pgqueue_job", default=None)
 
@@ -174,12 +174,12 @@ class Job:
     @property
     def enqueued_at(self) -> datetime:
         """When the job was enqueued, UTC, by the database's clock."""
-        return _EPOCH + timedelta(microseconds=self._row[11])
+        return EPOCH + timedelta(microseconds=self._row[11])
 
     @property
     def run_at(self) -> datetime | None:
         """The time the job was scheduled for, UTC; None if it was to run at once."""
-        return None if self._row[12] is None else _EPOCH + timedelta(microseconds=self._row[12])
+        return None if self._row[12] is None else EPOCH + timedelta(microseconds=self._row[12])
 
     @property
     def started_at(self) -> datetime:
@@ -210,7 +210,7 @@ class Job:
     @property
     def deadline(self) -> datetime | None:
         """The time by which the job had to start, UTC; None if there is none."""
-        return None if self._row[13] is None else _EPOCH + timedelta(microseconds=self._row[13])
+        return None if self._row[13] is None else EPOCH + timedelta(microseconds=self._row[13])
 
     @property
     def headers(self) -> dict[str, Any]:
@@ -403,7 +403,7 @@ def _source(source: F) -> F:
 
 
 def _size(size: int) -> int:
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
+    if whole(size, 1):
         return size
     raise InvalidOption(f"size {size!r}: use how many items a batch has, 1 or more")
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobTimeout
 from pgqueue.jobs.codec import UnfitArguments, UnfitResult, result_json
-from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.fingerprint import PLACE_MOST, fingerprint, place_of
 from pgqueue.jobs.headers import RETRY
 from pgqueue.jobs.job import Job, NewJob, fields, own_waits
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
 
 log = logging.getLogger("pgqueue")

@@ -10,14 +10,13 @@ not return together.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Never
 
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.values import Duration, number, seconds, whole
 from pgqueue.options import no_option
 
 RetryFunction = Callable[[int, BaseException], Duration | None]
@@ -64,7 +63,7 @@ class RetryPolicy:
     ) -> None:
         if unknown:
             raise no_option("RetryPolicy", unknown, RetryPolicy)
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+        if not number(factor, 1):
             raise InvalidOption(f"retry: factor {factor!r} must be a finite number of at least 1")
         keep = object.__setattr__
         keep(self, "attempts", check_attempts(attempts))
@@ -139,7 +138,7 @@ def for_one_job(policy: RetryPolicy, what: str) -> RetryPolicy:
 
 def check_attempts(attempts: int) -> int:
     """Return `attempts` if a job can have that many, else raise InvalidOption."""
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= MAX_ATTEMPTS:
+    if not whole(attempts, 1, MAX_ATTEMPTS):
         raise InvalidOption(f"retry: attempts {attempts!r} must be a whole number from 1 to {MAX_ATTEMPTS:,}")
     return attempts
 

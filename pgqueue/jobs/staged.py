@@ -7,7 +7,7 @@ written by plain SQL, in any language: what is read here is therefore checked. N
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from pgqueue.jobs.fields import FIELDS, KEY_FIELDS, NULL, Field, compiled, mappi
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
 from pgqueue.jobs.sizes import TEXT_MOST
-from pgqueue.jobs.validation import check_priority, check_queue, check_task_name
+from pgqueue.jobs.values import check_priority, check_queue, check_task_name, utc
 
 FORMAT = 1
 """The newest format of `options` that is known here."""
@@ -106,12 +106,7 @@ def _later(staged_at: datetime, seconds: float | None) -> datetime | None:
 
 
 def _utc(moment: datetime | None) -> datetime | None:
-    if moment is None:
-        return None
-    try:  # in UTC: PostgreSQL knows offsets up to 16 hours, Python up to 24
-        return moment.astimezone(UTC)
-    except OverflowError:
-        raise InvalidOption(f"{moment!r}: give a time between the years 1 and 9999, in UTC") from None
+    return None if moment is None else utc(moment)
 
 
 # What the table makes -------------------------------------------------------------------------------------------------

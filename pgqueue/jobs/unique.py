@@ -15,9 +15,9 @@ import msgspec
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.codec import Codec
 from pgqueue.jobs.concurrency import rendering
-from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys, check_key
+from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
 
 R = TypeVar("R")

@@ -60,7 +60,7 @@ from pgqueue.database.backoff import Backoff, is_loss, without_values
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import Link, options
 from pgqueue.errors import Error, SchemaBehind, SchemaMissing
-from pgqueue.jobs.durations import Duration, seconds
+from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
 from pgqueue.relay.rounds import Counts, Rounds
 from pgqueue.relay.session import opened

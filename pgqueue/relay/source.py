@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from pgqueue.database.sessions import BEGIN, COMMIT
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error, InvalidOption
+from pgqueue.jobs.values import EPOCH
 from pgqueue.relay.session import Session
 from pgqueue.worker.fetch.watermark import Reading
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 CHANNEL = ":outbox"
 
 
@@ -39,7 +39,7 @@ class StagedRow(NamedTuple):
     def staged_at(self) -> datetime:
         """When it was staged. Raises InvalidOption if that is no time, as `infinity`."""
         try:
-            return _EPOCH + timedelta(microseconds=self.staged)
+            return EPOCH + timedelta(microseconds=self.staged)
         except OverflowError:
             raise InvalidOption("staged_at is no time between the years 1 and 9999: leave it to its default") from None
 

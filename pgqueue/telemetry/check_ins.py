@@ -23,6 +23,7 @@ from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.distribution import needs_extra
 from pgqueue.jobs.cron import LINE, SCHEDULE, ZONE
 from pgqueue.jobs.job import Job
+from pgqueue.jobs.values import PERIODS
 from pgqueue.telemetry.carrier import headers_of
 
 with needs_extra("sentry"):
@@ -34,7 +35,7 @@ SLUG_MOST = 50
 STATUS = {"completed": "ok", "failed": "error", "cancelled": "error"}
 
 _PLAIN_CRON = re.compile(r"[\dA-Za-z*/,\-]+( [\dA-Za-z*/,\-]+){4}")
-_UNITS = (("week", 604_800), ("day", 86_400), ("hour", 3_600), ("minute", 60))
+_UNITS = {"week": 7 * PERIODS["day"], **{unit: PERIODS[unit] for unit in ("day", "hour", "minute")}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _schedule(line: str) -> dict[str, Any] | None:
         every = float(rest)
     except ValueError:
         return None
-    for unit, seconds in _UNITS:
+    for unit, seconds in _UNITS.items():
         if seconds <= every <= EVERY_MOST and every % seconds == 0:
             return {"type": "interval", "value": int(every // seconds), "unit": unit}
     return None

@@ -21,9 +21,9 @@ from typing import Any
 from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.observers import End, Sending, observers
 from pgqueue.distribution import needs_extra
-from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import ASKS
+from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
 from pgqueue.telemetry.carrier import carried, carrying, headers_of
 from pgqueue.telemetry.check_ins import CheckIns

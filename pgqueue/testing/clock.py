@@ -17,12 +17,11 @@ from pgqueue.config import config
 from pgqueue.database.asking import named
 from pgqueue.database.statements import in_schema
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.durations import Duration
-from pgqueue.jobs.durations import seconds as to_seconds
+from pgqueue.jobs.values import UNIX_EPOCH, Duration, is_moment
+from pgqueue.jobs.values import seconds as to_seconds
 from pgqueue.testing.schedules import declare, tick
 from pgqueue.testing.steps import Command, Steps, aplay, play
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOW = """CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
     RETURN timestamptz '{}'"""
 
@@ -117,7 +116,7 @@ class Clock:
 
     def _install(self) -> Steps[None]:
         [(now, self._before)] = yield named("clock_install")
-        yield from self.turn(_EPOCH + timedelta(microseconds=now) if self._now is None else self._now)
+        yield from self.turn(UNIX_EPOCH + timedelta(microseconds=now) if self._now is None else self._now)
 
     def _restore(self) -> Steps[None]:
         yield Command(self._entered())
@@ -136,6 +135,6 @@ class Clock:
 
 
 def _aware(moment: Any) -> datetime:
-    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+    if not is_moment(moment):
         raise InvalidOption(f"clock {moment!r}: give a datetime with a time zone, such as datetime.now(timezone.utc)")
     return moment.astimezone(UTC)

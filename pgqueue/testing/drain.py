@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -37,6 +37,7 @@ from pgqueue.jobs.outcomes import (
     Snooze,
     given,
 )
+from pgqueue.jobs.values import UNIX_EPOCH
 from pgqueue.plain_text import plural
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.handlers import Ran
@@ -51,7 +52,6 @@ MOST = 10_000
 
 NO_TRANSACTION = "25P01"
 LEASE = 3_600.0  # long, so that no other worker declares us dead while a test waits in a debugger
-UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ def _forward(clock: Clock, waiting: set[int]) -> Steps[bool]:
     [(due,)] = yield named("drain_due", ids=sorted(waiting))
     if due is None:
         return False
-    yield from clock.turn(max(clock.now, UNIX + timedelta(microseconds=due)))
+    yield from clock.turn(max(clock.now, UNIX_EPOCH + timedelta(microseconds=due)))
     return True
 
 

@@ -23,6 +23,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.jobs.fields import CLAIMED, claimed
 from pgqueue.jobs.job import Job, NewJob, running_job
 from pgqueue.jobs.outcomes import Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unfit
+from pgqueue.jobs.values import EPOCH
 from pgqueue.testing.context import DrainContext
 
 P = ParamSpec("P")
@@ -30,8 +31,6 @@ R = TypeVar("R")
 
 Ran = tuple[Outcome, BaseException | None]
 """The outcome of a job, and the exception of its handler, if it raised one."""
-
-EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 # Exceptions that end an attempt. KeyboardInterrupt, and pytest's own (fail, skip, exit), end the test instead.
 ATTEMPT_ERRORS = (Exception, SystemExit, asyncio.CancelledError)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.values import digits
 from pgqueue.web.access import NOBODY, OPERATOR, READER, Rights
 
 READER_VARIABLE = "PGQUEUE_WEB_READER"
@@ -58,7 +59,7 @@ class Secrets:
         """The role of this cookie; None if it was not made with our secrets, or has expired."""
         role, _, rest = cookie.partition(".")
         expires, _, signature = rest.partition(".")
-        if role not in RIGHTS or not (expires.isascii() and expires.isdigit()) or len(expires) > 12:
+        if role not in RIGHTS or digits(expires, 12) is None:
             return None
         right = hmac.compare_digest(_digest(signature), _digest(self._signature(role, expires)))
         return role if right and now < int(expires) else None

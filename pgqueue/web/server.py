@@ -15,6 +15,7 @@ from types import FrameType
 import uvicorn
 
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.values import digits
 from pgqueue.web.access import loopback
 from pgqueue.web.dashboard import Dashboard
 
@@ -65,9 +66,10 @@ def address_of(bind: str) -> tuple[str, int]:
     (('localhost', 8300), ('::1', 0))
     """
     host, separator, port = bind.rpartition(":")
-    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+    number = digits(port)
+    if not separator or not host or number is None or number > 65_535:
         raise InvalidOption(f"bind {bind!r}: write HOST:PORT, such as 127.0.0.1:8300 or [::1]:8300")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host.removeprefix("[").removesuffix("]"), number
 
 
 def check_open(host: str, options: Mapping[str, object]) -> None:

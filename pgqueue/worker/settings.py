@@ -15,7 +15,7 @@ from pgqueue import distribution
 from pgqueue.client.tasks import Task, registry
 from pgqueue.config import config
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.validation import check_queue
+from pgqueue.jobs.values import check_queue, digits
 
 N = TypeVar("N", int, float)
 
@@ -110,9 +110,10 @@ def queue_slots(named: Sequence[str] | None, declared: Iterable[Task[..., Any]])
     queues: dict[str, int | None] = {}
     for text in named:
         name, colon, slots = text.partition(":")
-        if colon and not slots.isdigit():
+        number = digits(slots)
+        if colon and number is None:
             raise InvalidOption(f"queue {text!r}: write NAME or NAME:SLOTS, for example mail:5")
-        queues[check_queue(name)] = at_least(f"slots of queue {name}", int(slots), 1) if colon else None
+        queues[check_queue(name)] = None if number is None else at_least(f"slots of queue {name}", number, 1)
     return queues
 
 

@@ -22,9 +22,9 @@ from pgqueue.database.backoff import one_line, starved, transient, within
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import integers
 from pgqueue.jobs.concurrency import limits_of, rates_of
-from pgqueue.jobs.durations import Duration, seconds
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.totals import Numbers
+from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
 from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.services import Services

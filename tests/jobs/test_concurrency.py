@@ -13,7 +13,7 @@ from workers import Eyes
 
 import pgqueue
 from pgqueue import InvalidArguments, InvalidOption, Limit, Lock, Rate, remote, task
-from pgqueue.jobs.validation import parse_rate
+from pgqueue.jobs.values import parse_rate
 
 
 class Side(Enum):

@@ -13,8 +13,8 @@ import pytest
 import pgqueue
 from pgqueue.client.tasks import task
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.durations import MAX_SECONDS
 from pgqueue.jobs.retry import MAX_ATTEMPTS, RetryPolicy
+from pgqueue.jobs.values import MAX_SECONDS
 from pgqueue.testing import Clock, Drained
 
 ALMOST_ONE = 1 - 2**-53

@@ -10,7 +10,6 @@ that has begun it (`steps`). So an operation on ten million jobs outlives each p
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -25,8 +24,8 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import BulkNotFound, InvalidOption
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
-from pgqueue.jobs.validation import aware
-from pgqueue.options import HIGHEST_ID, check_limit, checks_options
+from pgqueue.jobs.values import HIGHEST_ID, aware, check_limit, number, per, whole
+from pgqueue.options import checks_options
 
 STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cancel": (LIVE, (RETRYING,)),
@@ -38,9 +37,6 @@ STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 LOOKED_MOST = 10_000
 """A preview looks at so many rows, and at as many again for an estimate."""
 LIMIT_MOST = 1_000
-
-_PACE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*/\s*(s|second|m|minute|h|hour)")
-_UNITS = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +304,14 @@ def pace_of(pace: float | str) -> float:
     >>> pace_of("50/s"), pace_of("300/minute"), pace_of(0.5)
     (50.0, 5.0, 0.5)
     """
-    number: object = pace
-    if isinstance(pace, str) and (found := _PACE.fullmatch(pace.strip())):
-        number = float(found[1]) / _UNITS[found[2]]
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0.0001 <= number <= 1e9:
+    given: object = pace
+    if isinstance(pace, str) and (found := per(pace.strip())):
+        given = found[0] / found[1]
+    if not number(given, 0.0001, 1e9):
         raise InvalidOption(
             f'pace {pace!r:.80}: give jobs a second, or "50/s", "300/minute", from one in 10,000 seconds on'
         )
-    return float(number)
+    return float(given)
 
 
 def _filter(action: str, again: bool, *, older_than: float | timedelta | str | None, **given: Any) -> Filter:
@@ -353,7 +349,7 @@ def _options(action: str, *, reason: str | None, again: bool, at: datetime | Non
 
 
 def _whole(value: int, what: str, least: int) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= HIGHEST_ID:
+    if whole(value, least):
         return value
     raise InvalidOption(f"{what} {value!r:.80}: give a whole number from {least} on")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pgqueue.admin.queries import JobInfo
 from pgqueue.database import shown
+from pgqueue.jobs.values import UNITS
 
 CODES = {
     # A job that waits, in the order of the claim.
@@ -171,8 +172,8 @@ def lasting(seconds: float) -> str:
     if round(seconds, 1) < 2:
         return f"{seconds:.1f} s"
     rest, parts = round(seconds), []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        n, rest = divmod(rest, size)
+    for unit in "dhms":
+        n, rest = divmod(rest, round(UNITS[unit]))
         if n:
             parts.append(f"{n} {unit}")
         elif parts:

@@ -25,7 +25,7 @@ from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.statements import Statement
 from pgqueue.database.steps import Steps
 from pgqueue.jobs.states import WAITING
-from pgqueue.options import check_id
+from pgqueue.jobs.values import check_id
 
 ROUNDS = 5
 """How often a job that keeps moving is looked at."""

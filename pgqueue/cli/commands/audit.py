@@ -13,7 +13,7 @@ from pgqueue.cli.database import connected
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import table
-from pgqueue.options import HIGHEST_ID
+from pgqueue.jobs.values import HIGHEST_ID
 from pgqueue.plain_text import plain
 
 if TYPE_CHECKING:

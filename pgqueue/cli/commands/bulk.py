@@ -17,7 +17,7 @@ from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, Moment, Whole, actor, as_json, database
 from pgqueue.cli.tables import span, table
 from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
-from pgqueue.options import HIGHEST_ID
+from pgqueue.jobs.values import HIGHEST_ID
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:

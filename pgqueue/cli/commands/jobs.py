@@ -16,7 +16,7 @@ from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import span, table, width
 from pgqueue.jobs.states import ASKED
-from pgqueue.options import HIGHEST_ID
+from pgqueue.jobs.values import HIGHEST_ID, digits
 from pgqueue.plain_text import plain, plain_json, plain_lines, plural
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Place(click.ParamType):  # type: ignore[type-arg]
     name = "place"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        return int(value) if str(value).isdecimal() and len(str(value)) < 20 else str(value)
+        return str(value) if (id := digits(str(value))) is None else id
 
 
 @click.command("jobs")

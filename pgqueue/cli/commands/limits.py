@@ -12,6 +12,7 @@ from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import actor, as_json, database
 from pgqueue.cli.tables import fitting, span, table
+from pgqueue.jobs.values import digits
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
@@ -113,12 +114,12 @@ def _given_back(conn: object, name: str) -> list[Setting | Pace]:
 
 
 def _number(value: str) -> int:
-    if not value.isascii() or not value.isdigit() or len(value) > 1_000:
+    if (number := digits(value, 1_000)) is None:
         raise click.BadParameter(
             f"{value!r:.80} is neither a whole number, nor a rate such as 50/minute, nor {DECLARED!r}",
             param_hint="VALUE",
         )
-    return int(value)
+    return number
 
 
 def _said(done: Setting | Pace) -> str:

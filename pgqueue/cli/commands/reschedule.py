@@ -10,7 +10,7 @@ from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Moment, Whole, actor, as_json, database
-from pgqueue.options import HIGHEST_ID
+from pgqueue.jobs.values import HIGHEST_ID
 
 
 @click.command("reschedule")

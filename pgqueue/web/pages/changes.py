@@ -7,16 +7,16 @@ visitor's name. A browser goes on to a page that says what was done; a script ge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from pgqueue.admin.actions import acancel, adiscard, areschedule, aretry
 from pgqueue.admin.answers import WORDS, Answer
 from pgqueue.admin.queues import apause, aresume
 from pgqueue.client import schedules
+from pgqueue.jobs.values import UNIX_EPOCH
 from pgqueue.web.pages.page import Asked, Page, plain, read_time
 from pgqueue.web.problems import Problem
 
-LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 """A time that has come by every server's clock."""
 
 NOTICES: Mapping[str, str] = {
@@ -64,7 +64,7 @@ async def discard(asked: Asked) -> Page:
 
 async def run_now(asked: Asked) -> Page:
     """Let a job that waits start at once."""
-    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=LONG_AGO)))
+    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=UNIX_EPOCH)))
 
 
 async def reschedule(asked: Asked) -> Page:

@@ -22,6 +22,7 @@ from pgqueue.client import tasks
 from pgqueue.client.tasks import Task
 from pgqueue.errors import DuplicateJob, InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.values import digits
 from pgqueue.plain_text import plain as plain_text
 from pgqueue.web.pages.page import Asked, Page, read_time
 from pgqueue.web.problems import Problem
@@ -134,9 +135,9 @@ def _object(text: str | None) -> dict[str, Any]:
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 4:
+    if (found := digits(text, 4)) is None:
         raise InvalidOption("priority: use a whole number from 0 (first) to 9 (last)")
-    return int(text)
+    return found
 
 
 def _time(text: str) -> datetime:

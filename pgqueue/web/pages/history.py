@@ -13,6 +13,7 @@ from pgqueue.admin.audit import AuditEntry, aaudit
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.workers import WorkerNow, aworkers
 from pgqueue.jobs import histogram
+from pgqueue.jobs.values import EPOCH
 from pgqueue.web import charts
 from pgqueue.web.charts import Chart, Step
 from pgqueue.web.pages.page import Asked, Page, plain
@@ -87,8 +88,7 @@ def _versions(workers: Iterable[WorkerNow]) -> dict[str, datetime]:
 
 def _begin(at: datetime, length: timedelta) -> datetime:
     """The beginning of the step of this length in which `at` is."""
-    zero = datetime(2000, 1, 1, tzinfo=UTC)
-    return zero + (at - zero) // length * length
+    return EPOCH + (at - EPOCH) // length * length
 
 
 def _wait(step: Step) -> float | None:

@@ -7,7 +7,6 @@ refused (redaction.py).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.parse import urlencode
 from pgqueue.admin.bulk.operations import STATES
 from pgqueue.admin.queries import SEARCHED_MOST, asearch
 from pgqueue.jobs.states import ASKED
+from pgqueue.jobs.values import digits, length
 from pgqueue.web.pages.page import Asked, Page, TooDeep, plain, read_time
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
@@ -32,9 +32,6 @@ KEYS = ("key", "lock_key", "limit_key", "rate_key", "unique_key", "idempotency_k
 KINDS = ("lock", "limit", "rate")
 ERROR_TYPES = (("error_type",), ("attempts", "error_type"))
 """Where a group of errors, and a job, show what the filter `error_type` looks for."""
-
-_AGO = re.compile(r"(\d{1,6})\s*([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 async def jobs(asked: Asked) -> Page:
@@ -81,7 +78,7 @@ def chosen(values: Callable[[str], Sequence[str]], value: Callable[[str], str | 
 
 def _after(place: str | None) -> int | str | None:
     """Where a page goes on: an id, or in the order of a time a text that `find` reads."""
-    return int(place) if place is not None and place.isascii() and place.isdigit() and len(place) < 20 else place
+    return place if place is None or (id := digits(place)) is None else id
 
 
 def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
@@ -181,8 +178,8 @@ def moment(text: str | None, name: str) -> datetime | None:
     if text is None:
         return None
     try:
-        if ago := _AGO.fullmatch(text):
-            return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+        if (ago := length(text)) is not None:
+            return datetime.now(UTC) - timedelta(seconds=ago)
         return read_time(text)
     except (ValueError, OverflowError):  # OverflowError: before the year 1
         raise Problem(400, "This cannot be asked", f"{name}: write 2h, or a time like 2026-12-24T18:00") from None

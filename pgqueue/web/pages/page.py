@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from pgqueue.jobs.actors import acting
-from pgqueue.options import HIGHEST_ID
+from pgqueue.jobs.values import HIGHEST_ID, digits
 from pgqueue.web.connections import Ask, Connections, Unreachable
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import UNREAD, Redaction
@@ -60,10 +60,10 @@ class Asked:
 
     def whole(self, name: str, hint: str, least: int = 0, most: int = HIGHEST_ID) -> int:
         """This field of the form as a whole number. Raises Problem, which says what to give."""
-        text = self.field(name) or ""
-        if not (text.isascii() and text.isdigit()) or len(text) > 19 or not least <= int(text) <= most:
+        found = digits(self.field(name) or "")
+        if found is None or not least <= found <= most:
             raise Problem(400, "This cannot be done", f"{name}: {hint}")
-        return int(text)
+        return found
 
     def fields(self, name: str) -> list[str]:
         """The fields of this name in the form that are not empty."""
@@ -88,9 +88,9 @@ class Asked:
         value = self.value(name)
         if value is None:
             return None
-        if not (value.isascii() and value.isdigit()) or len(value) > 19:
+        if (found := digits(value)) is None:
             raise Problem(400, "This cannot be asked", f"{name}: use a whole number")
-        return int(value)
+        return found
 
     async def read(self, ask: Ask[T]) -> T:
         """What `ask` finds out in one transaction that only reads."""

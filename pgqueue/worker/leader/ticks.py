@@ -36,7 +36,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from math import inf
 from time import monotonic
 from typing import Any
@@ -47,6 +47,7 @@ from pgqueue.database.row_errors import is_about_row, refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.cron import parse, pending
+from pgqueue.jobs.values import UNIX_EPOCH
 from pgqueue.worker.mover import Mover
 from pgqueue.worker.state import WorkerState
 
@@ -69,8 +70,6 @@ STEP_SECONDS = 5.0
 AHEAD = timedelta(seconds=60)
 # After this many schedules the event loop gets a turn: computing the ticks of a long outage must not block it.
 TURN = 20
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -127,7 +126,7 @@ class Ticks:
         self.woken = asyncio.Event()
         self._asked = False
         self._schedules: dict[str, Due] = {}
-        self._clock: tuple[datetime, float] = (EPOCH, monotonic())
+        self._clock: tuple[datetime, float] = (UNIX_EPOCH, monotonic())
         self._look_at = self._settle_at = self._prune_at = 0.0
         self._told, self._known = 1, 0
         """Number of reported changes, and of those reported before the schedules in memory were read."""
@@ -193,7 +192,7 @@ class Ticks:
         """Read all schedules; write the first time of new ones."""
         link = self._session.link
         before, told = self._clock, self._told
-        known = before[0] > EPOCH
+        known = before[0] > UNIX_EPOCH
         settle = monotonic() >= self._settle_at
         statements = [link.statement("ticks_settle", own=None, notify=False)] if settle else []
         if prune := monotonic() >= self._prune_at:
@@ -213,7 +212,7 @@ class Ticks:
             log.warning("the database's clock was set by %+.0f s", stepped)
             # After a step forward all declarations look old. Settling at once renews them.
             self._settle_at = self._look_at = 0.0
-            self._clock = (EPOCH, monotonic())
+            self._clock = (UNIX_EPOCH, monotonic())
             await self._look()
             return
         if places := [each for each in found if misplaced(each, now, stepped=not known)]:
@@ -310,7 +309,7 @@ class Ticks:
 
 def schedules(rows: Iterable[Sequence[Any]]) -> tuple[datetime, list[Due]]:
     """Turn the rows of `ticks_read` into the database's time and the schedules."""
-    found, now = [], EPOCH
+    found, now = [], UNIX_EPOCH
     for name, line, tz, catch_up, next_at, last_at, since, at in rows:
         now = moment(at)
         if name is not None:
@@ -374,7 +373,7 @@ def batches(moves: Sequence[Move]) -> Iterable[list[Move]]:
 
 def moment(microseconds: int) -> datetime:
     """A time from the microseconds since 1970 that `ticks_read` and `ticks_make` return."""
-    return EPOCH + timedelta(microseconds=microseconds)
+    return UNIX_EPOCH + timedelta(microseconds=microseconds)
 
 
 def _written(at: datetime | None) -> str | None:

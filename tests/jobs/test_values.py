@@ -1,9 +1,9 @@
-"""Durations: seconds, a timedelta, or a text such as "30s", in every place that takes one."""
+"""Values: a duration is seconds, a timedelta, or a text such as "30s", wherever one is taken; numbers; rates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pgqueue
 from pgqueue import Every, InvalidOption, Retry, RetryPolicy, Snooze, Unique, Worker
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.tasks import task
-from pgqueue.jobs.durations import seconds
+from pgqueue.jobs.values import HIGHEST_ID, digits, is_moment, length, number, per, seconds, whole
 
 FORMS = [90, 90.0, timedelta(seconds=90), "90s", "1.5m", "1.5 m"]
 
@@ -96,3 +96,37 @@ def test_the_wait_for_a_result_takes_a_text_and_refuses_what_is_none(dsn: str) -
     pgqueue.configure(dsn=dsn)
     with pytest.raises(pgqueue.JobNotFound):
         JobHandle(1).result("250ms")
+
+
+# Numbers, rates, moments ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", None, 0, HIGHEST_ID + 1])
+def test_what_is_no_whole_number_in_the_bounds(value: object) -> None:
+    assert whole(1, 1) and whole(HIGHEST_ID, 1) and not whole(value, 1)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, 0.9, 10**400, float("inf"), float("nan")])
+def test_what_is_no_number_in_the_bounds(value: object) -> None:
+    assert number(1, 1) and number(1e300, 1) and not number(value, 1, 1e300)
+    assert not number(float("inf"), 1)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", " 1", "1_0", "\u0661", "\u00b2", "1" * 20])
+def test_what_are_no_digits(text: str) -> None:
+    assert digits("0" * 18 + "7") == 7 and digits(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "m", "5 w", "5m3s", "-5m", "5 M", "1e3s", "\u0661s", "5m\n"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    assert length("5 m") == length("300", "s") == 300.0 and length(text) is None and length(text, "s") is None
+
+
+@pytest.mark.parametrize("text", ["", "5", "/s", "5/", "5/w", "-5/s", "5/0.5.1s", "\u0661/s", "5/s\n"])
+def test_what_is_no_rate(text: str) -> None:
+    assert per("30/minutes") == per("30 / m") == (30.0, 60.0) and per(text) is None
+
+
+def test_a_moment_has_a_time_zone() -> None:
+    assert is_moment(datetime(2026, 1, 1, tzinfo=UTC))
+    assert not is_moment(datetime(2026, 1, 1)) and not is_moment(0) and not is_moment("2026-01-01T00:00Z")

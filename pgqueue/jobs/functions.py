@@ -1,0 +1,61 @@
+"""What can be a task: a plain `def` or `async def` with a name that a worker finds again. Used at declaration only."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pgqueue.errors import InvalidOption
+
+
+def default_name(fn: Callable[..., Any]) -> str:
+    if fn.__module__ == "__main__":
+        raise InvalidOption(
+            f"task {fn.__qualname__}: it is declared in __main__, a name no worker can find again: "
+            f"pass name=…, such as @task(name={fn.__qualname__!r}), or move it to a module"
+        )
+    if fn.__name__ == "<lambda>":
+        raise InvalidOption("task: a lambda has no name of its own: pass name=…, or use def")
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def check_function(fn: Callable[..., Any]) -> None:
+    if not inspect.isfunction(fn):
+        raise InvalidOption(f"task {fn!r}: {_no_function(fn)}; declare a plain def or async def")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise InvalidOption(f"task {fn.__qualname__}: a generator does nothing until iterated; return instead of yield")
+    first = next(iter(inspect.signature(fn).parameters), "")
+    if first in ("self", "cls") and "." in fn.__qualname__.rpartition("<locals>.")[2]:
+        raise InvalidOption(
+            f"task {fn.__qualname__}: a method needs its object, which is no argument: "
+            "use a function that is given an id and loads the object"
+        )
+
+
+def hidden_body(fn: Callable[..., Any]) -> str | None:
+    """What a decorator hides of a plain function: that the function below it is async, or a generator. None: nothing.
+
+    Such a wrapper is right if it runs the body itself, as with `asyncio.run` or `list`; that cannot be seen here. Else
+    it returns something that has not run, and every attempt of the job fails.
+    """
+    if inspect.iscoroutinefunction(fn):
+        return None
+    inner = inspect.unwrap(fn)
+    if inspect.iscoroutinefunction(inner):
+        return f"{inner.__qualname__} is async"
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        return f"{inner.__qualname__} is a generator"
+    return None
+
+
+def _no_function(fn: object) -> str:
+    if isinstance(fn, type):
+        return "a class is no task"
+    if inspect.ismethod(fn):
+        return "a bound method carries an object that cannot be stored"
+    if isinstance(fn, staticmethod | classmethod):
+        return f"put @{type(fn).__name__} above @task"
+    if callable(fn):
+        return "a partial or other callable object has no name of its own"
+    return "the options of a task are keywords, such as @task(name=…)"
