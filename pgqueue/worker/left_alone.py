@@ -39,6 +39,7 @@ class LeftAlone(Generic[Row]):
         self._notice = notice
         self._seconds, self._each = seconds, each
         self._until: dict[Row, float] = {}
+        self._over = False
 
     def leave(
         self,
@@ -50,7 +51,7 @@ class LeftAlone(Generic[Row]):
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """The server refuses this row by itself: it is left alone for so long, and named."""
-        self.over()
+        self._forget()
         usual = self._seconds + self._each * len(self._until)
         self._until[row] = monotonic() + (usual if seconds is None else seconds)
         self._notice.say(name, error, extra)
@@ -58,14 +59,14 @@ class LeftAlone(Generic[Row]):
     def rows(self) -> Collection[Row]:
         """Those that are left alone now."""
         if self._until:
-            self.over()
+            self._forget()
         return self._until.keys()
 
     def over(self) -> bool:
-        """Whether the time of some is over. They are forgotten, and may be tried again."""
-        now, before = monotonic(), len(self._until)
-        self._until = {row: until for row, until in self._until.items() if until > now}
-        return len(self._until) < before
+        """Whether the time of some is over, since this was asked last: these may be tried again."""
+        self._forget()
+        over, self._over = self._over, False
+        return over
 
     def until(self, row: Row) -> float:
         """Until when this row is left alone, by `monotonic`; in the past if it is not."""
@@ -74,3 +75,8 @@ class LeftAlone(Generic[Row]):
     def next(self) -> float:
         """When the time of the first is over, by `monotonic`."""
         return min(self._until.values(), default=inf)
+
+    def _forget(self) -> None:
+        now, before = monotonic(), len(self._until)
+        self._until = {row: until for row, until in self._until.items() if until > now}
+        self._over |= len(self._until) < before

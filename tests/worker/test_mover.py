@@ -214,11 +214,13 @@ def test_a_row_is_left_alone_for_its_time_and_longer_beside_others(monkeypatch: 
     assert [left.until(row) for row in "abcd"] == [103.0, 105.0, 101.0, -inf] and left.next() == 101.0
     now[0] = 101.0
     assert set(left.rows()) == {"a", "b"}
+    assert left.over() and not left.over(), "although the rows were asked for before"
     now[0] = 104.0
     assert left.over() and not left.over() and set(left.rows()) == {"b"}
     now[0] = 105.0
     left.leave("e", "e", ValueError("no"))
     assert left.until("b") == -inf, "it is forgotten, although nothing was asked"
+    assert left.over()
 
 
 def test_one_line_in_so_many_seconds_stands_for_all(
