@@ -89,7 +89,7 @@ def by_name(declared: Iterable[Task[..., Any]] | None) -> dict[str, Task[..., An
     """The tasks by every name a job may have for them; without `declared` all tasks of the registry."""
     if declared is None:
         return dict(registry)
-    if isinstance(declared, str | Task):
+    if isinstance(declared, str | Task) or not isinstance(declared, Iterable):
         raise InvalidOption(f"tasks {declared!r}: give a list of tasks, [send_receipt]")
     declared = list(declared)
     for task in declared:

@@ -149,6 +149,8 @@ def test_options_are_checked_at_the_door(monkeypatch: pytest.MonkeyPatch) -> Non
         {"tasks": ["says"]},
         {"tasks": [says, print]},
         {"tasks": says},
+        {"tasks": print},
+        {"tasks": 7},
         {"tasks": "says"},
     ):
         with pytest.raises(InvalidOption):

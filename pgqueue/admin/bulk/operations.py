@@ -315,7 +315,7 @@ def pace_of(pace: float | str) -> float:
 
 
 def _filter(action: str, again: bool, *, older_than: float | timedelta | str | None, **given: Any) -> Filter:
-    if action not in STATES:
+    if not isinstance(action, str) or action not in STATES:
         raise InvalidOption(f"action {action!r:.80}: use one of {', '.join(STATES)}")
     states, others = STATES[action]
     if older_than is not None:

@@ -173,8 +173,11 @@ def test_an_empty_filter_is_refused(action: str, app: Conn) -> None:
 
 @pytest.mark.promise("F85")
 def test_what_an_action_does_not_have_is_refused(app: Conn) -> None:
-    wrong: list[tuple[str, dict[str, Any]]] = [
+    wrong: list[tuple[Any, dict[str, Any]]] = [
         ("delete", {"queue": "q"}),
+        (["cancel"], {"queue": "q"}),
+        (None, {"queue": "q"}),
+        ("cancel", {"state": 7}),
         ("retry", {"queue": "q", "reason": "x"}),
         ("retry", {"queue": "q", "pace": "fast"}),
         ("retry", {"queue": "q", "pace": 0}),
