@@ -11,13 +11,14 @@ that is deleted takes rows along that were committed after the reading.
 
 1. Source: one session has the lock, reads and deletes. It ends after 15 s without a statement.
 2. Each session of the target draws an epoch above all others, commits it at the source, and raises the fence to it.
-3. Then rows are read, in one snapshot, in the order of their ids.
+3. Then rows are read, in one snapshot, in the order of their ids. One with an order key may be held back (rounds.py).
 4. Target, one durable transaction: lock the fence at its epoch; leave out what the memory knows, and remember that
    anew; insert the jobs; remember their uids.
 5. Source, durable: delete what was delivered, by id and uid.
 6. A look at the whole outbox, once a minute: every row is read, so every row of the memory that is still there is
    remembered anew. What was delivered before a look began, and not remembered anew by it, was absent when the look
-   ended. It is forgotten when that is an hour ago (a setting).
+   ended. It is forgotten when that is an hour ago (a setting). A row that was put aside is in no look, and may come
+   back: what is to be forgotten is asked for among these rows first.
 
 **Why nothing is lost.**
 
