@@ -387,9 +387,24 @@ SELECT id, enqueued_at, attempt, worker_id, claim, coalesce(pgqueue.now() - make
     (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), outcome, error_type, message, traceback, fingerprint, %(version_tag)s::text
 FROM ended JOIN picked USING (id)
 
+-- name: impatience
+-- A statement that moves jobs waits this long for a transaction that has inserted one of their ids, and is open: 20 ms. Then it fails.
+-- Its DELETE says `hurried`, its answer `patient`: the COMMIT may have to wait for its turn to notify.
+impatience AS MATERIALIZED (
+    SELECT current_setting('lock_timeout') AS usual, set_config('lock_timeout', '20ms', true) AS short
+)
+
+-- name: hurried
+-- From here on the statement waits no longer than `impatience` says.
+(SELECT short FROM impatience) IS NOT NULL
+
+-- name: patient
+-- What comes after this waits as long as usual.
+set_config('lock_timeout', (SELECT usual FROM impatience), true)
+
 -- name: give_back
 -- The jobs of `ended` go to the front of their lanes, or of the waiting queue of the key that they `wait_for`; the attempt is not spent.
--- A job that was no holder there is none here. Answers as the other ends do.
+-- A job that was no holder there is none here. Answers as the other ends do. What deletes them is `hurried`.
 available AS (
     INSERT INTO pgqueue.job_available (state, rank, holds, hold_pos, run_at, attempt, crashes, snoozes, {{job}})
     SELECT 'available', {{front}}, holds, CASE WHEN holds THEN nextval('pgqueue.job_hold_seq') END,
@@ -406,7 +421,7 @@ available AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
-SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END, (SELECT count(done) FROM told)
+SELECT CASE WHEN count(*) < cardinality(%(ids)s::bigint[]) THEN coalesce(array_agg(id), '{}') END, (SELECT count(done) FROM told), {{patient}}
 FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back
 
 -- name: tell_waiters

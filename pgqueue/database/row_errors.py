@@ -17,6 +17,8 @@ once, and one that is refused must not keep the others: a claim, an unblocking, 
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 
 from pgqueue.database.notify_queue import is_full
@@ -26,6 +28,7 @@ DATA, CONSTRAINT, LIMIT = "22", "23", "54"
 """Classes of SQLSTATEs that may be about the values of a row."""
 IDS = frozenset(f"job_{state}_id" for state in ("available", "scheduled", "blocked", "running"))
 """The unique indexes on the ids of jobs."""
+_INSERTS_ID = re.compile(rf"\b({'|'.join(sorted(IDS))})\b")
 
 
 def may_be_about_row(error: BaseException) -> bool:
@@ -53,11 +56,23 @@ def refuses_row(error: BaseException) -> bool:
     return may_be_about_row(error)
 
 
+def meets_open_id(error: BaseException) -> bool:
+    """Whether another transaction, which is open, has inserted a row of this id, so that the lock was not had in time.
+
+    The server names the index that it was inserting into, as the context of the error. A lock on a row, or on a table,
+    has no such context: it says nothing of an id.
+    """
+    if not isinstance(error, psycopg.errors.LockNotAvailable) or trigger_of(error) is not None:
+        return False
+    return _INSERTS_ID.search(error.diag.context or "") is not None
+
+
 def refuses_move(error: BaseException) -> bool:
-    """As `refuses_row`, or a trigger of the application has raised: the row is left where it is, and not given up."""
-    return refuses_row(error) or (
-        isinstance(error, psycopg.Error) and error.sqlstate is not None and trigger_of(error) is not None
-    )
+    """As `refuses_row`, or the row is left where it is, and not given up: a trigger of the application has raised, or
+    an open transaction has the row's id."""
+    if refuses_row(error) or meets_open_id(error):
+        return True
+    return isinstance(error, psycopg.Error) and error.sqlstate is not None and trigger_of(error) is not None
 
 
 def is_about_row(error: BaseException, schema: str) -> bool | None:

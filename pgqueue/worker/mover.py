@@ -1,7 +1,8 @@
 """What a service does when the server has refused to move a batch of rows: every row that can be moved is moved.
 
-A trigger of the application, or a value of a row, may refuse one row, and with it the whole batch. Used by the services
-that move jobs. Nothing of it runs before an error, but for the loop of `walk`.
+A trigger of the application, or a value of a row, may refuse one row, and with it the whole batch. So may a transaction
+that is open and has inserted the row's id, as after a restore. Used by the services that move jobs. Nothing of it runs
+before an error, but for the loop of `walk`.
 
 1. What can be put right is put right: an id that stands twice (doubles.py), rows that fit into no lane (`unfit`). Then
    the same rows are moved again.
@@ -19,6 +20,17 @@ Why every row that can be moved is moved, and none waits for a refused one:
 4. If many rows are refused, it is not the rows. After `REFUSED_MOST` the service rests. What it has not reached comes
    with its next call, which begins behind those that are left alone, or with the rows in another order.
 
+An open transaction of the application may have inserted a row's id, as after a restore. The unique index then makes our
+INSERT wait until that transaction has ended. Why no other row, and no plain job, waits for that:
+
+1. A statement that gives jobs back, promotes or retries them waits 20 ms at most (`impatience` in fragments.sql). The
+   wait is at its INSERT, with its session held, so a longer one would hold up claims on that session.
+2. The error names the index of ids, so it is told from a lock on a row or on a table (`meets_open_id`). Such a lock
+   says nothing of a row, and making batches smaller would not help: it is raised, unless the caller says `locks`.
+3. The row is refused like one that a trigger refuses. It stays where it is, so it is neither lost nor run twice.
+4. It is tried again after its time. If that transaction has committed, the id stands twice, and 1 above puts that
+   right. If it has rolled back, the id is free.
+
 Naive versions: to give up after the first refusal strands what stands behind it. To make the batch smaller, and to
 leave no row alone, ends at the first refused row for ever. To leave the whole batch alone strands its other rows.
 """
@@ -33,7 +45,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from pgqueue.database.backoff import without_values
-from pgqueue.database.row_errors import refuses_move
+from pgqueue.database.row_errors import meets_open_id, refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.worker.doubles import is_double, resolve
@@ -65,6 +77,8 @@ class Mover:
     ) -> None:
         self.rested = False
         """Whether the last walk has ended because so many rows were refused."""
+        self.met_open_id = False
+        """Whether the last walk has left a row alone whose id an open transaction has: that may be over soon."""
         self._session = session
         self._notify = notify
         self._unfit = unfit
@@ -82,7 +96,7 @@ class Mover:
         `moves(n, passed)` moves n of them, but not those of the ids `passed`; first it answers how many were moved.
         `first(passed)` answers the id and the task of the one that it would move first.
         """
-        self.rested, refused, n = False, 0, most
+        self.rested, self.met_open_id, refused, n = False, False, 0, most
         suspects = 0  # so many of the rows that come next were in a refused batch
         while refused < REFUSED_MOST:
             if left.over():
@@ -94,6 +108,7 @@ class Mover:
                 if not await self._put_right(error):
                     if n == 1:
                         refused += 1
+                        self.met_open_id |= meets_open_id(error)
                         await self._leave(left, first(passed), error)
                     suspects, n = n, max(1, n // FEWER)
                 continue
@@ -149,7 +164,7 @@ class Mover:
         """Whether the same rows may be moved now. Raises the error if it is about no row."""
         if is_double(error):
             return await resolve(self._session, error, notify=self._notify)
-        late = self._locks and isinstance(error, psycopg.errors.LockNotAvailable)
+        late = meets_open_id(error) or (self._locks and isinstance(error, psycopg.errors.LockNotAvailable))
         if not (late or refuses_move(error)):
             raise error
         if late or self._unfit is None:

@@ -248,7 +248,7 @@ class Services:
         yield Duty("ticks", self.ticks.round, others=None, woken=self.ticks.woken)
 
         yield Duty("promotion", self.scheduler.round, others=2 * scheduler.LOOK_SECONDS, woken=self.scheduler.woken)
-        yield Duty("strays", self.rescue.strays, pruner.ROUND_SECONDS)
+        yield Duty("strays", self.rescue.strays, pruner.ROUND_SECONDS, woken=self.rescue.woken)
 
         yield keeps("counts", self.counters.round, others=None)
         yield keeps("depth", self.depth.round, first=depth.FIRST_SECONDS)

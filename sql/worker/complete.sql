@@ -2,6 +2,9 @@
 -- else the ids of the jobs that were. None waits for a lock: if the row of a job is locked or gone, the job is left
 -- out. The exceptions are `complete_plain_unlocked`, `complete_within` and `complete_mine`.
 --
+-- A job that goes on, as for another attempt, is inserted with its id. If an open transaction of the application has
+-- inserted that id, too, as after a restore, the statement waits 20 ms (`impatience`), and is then an error.
+--
 -- There are two ways of finding the rows. Both use the index on ids, whatever statistics say. docs/design/run.md has
 -- the figures.
 --
@@ -45,15 +48,13 @@ FROM ended;
 -- 2. After a wait the row is compared once more. If it was moved meanwhile, it is left out.
 -- 3. No deadlock lasts: a wait ends after 20 ms, and PostgreSQL looks for deadlocks after a second.
 -- 4. Only the DELETE is that impatient. The COMMIT may have to wait for its turn to notify.
-WITH patience AS MATERIALIZED (
-    SELECT current_setting('lock_timeout') AS usual, set_config('lock_timeout', '20ms', true) AS short
-), ended AS (
-    DELETE FROM pgqueue.job_running WHERE (SELECT short FROM patience) IS NOT NULL AND {{my_pairs}}
+WITH {{impatience}}, ended AS (
+    DELETE FROM pgqueue.job_running WHERE {{hurried}} AND {{my_pairs}}
     RETURNING {{run}}
 ), done AS (
     {{complete}}
 )
-SELECT {{plain_answer}}, set_config('lock_timeout', (SELECT usual FROM patience), true)
+SELECT {{plain_answer}}, {{patient}}
 FROM ended;
 
 -- name: complete_durably
@@ -146,7 +147,7 @@ SELECT id FROM pgqueue.lock_running({{my_fence}});
 -- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is
 -- given up, unless `holding`. A job of a chain that ran has the key, too. If the attempt was traced, its span goes into the headers, for the
 -- next one to name; else, as for most workers, the array of traces is empty.
-WITH picked AS MATERIALIZED (
+WITH {{impatience}}, picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.delay, mine.spent, mine.snoozed, mine.holding, mine.outcome, mine.error_type, mine.message,
         mine.traceback, mine.fingerprint, mine.ago, mine.trace
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(delays)s::float8[], %(spents)s::boolean[],
@@ -155,7 +156,7 @@ WITH picked AS MATERIALIZED (
          AS mine (id, claim, delay, spent, snoozed, holding, outcome, error_type, message, traceback, fingerprint, ago, trace)
     CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
-    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+    DELETE FROM pgqueue.job_running WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), noted AS (
     {{note_attempts}}
 ), later AS (
@@ -174,7 +175,7 @@ WITH picked AS MATERIALIZED (
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:scheduled', '')::text END AS done FROM later WHERE %(notify)s::boolean LIMIT 1
 )
-SELECT {{ended_ids}}, (SELECT count(done) FROM told)
+SELECT {{ended_ids}}, (SELECT count(done) FROM told), {{patient}}
 FROM later;
 
 -- name: complete_fail
@@ -208,9 +209,9 @@ FROM dead;
 -- behind a run_at, it becomes now: a job that was due stays due. Jobs of a chain behind its holder become the first
 -- waiters of their lock again. Jobs with a limit become its first waiters: they had no slot, and others may have one. A
 -- job that has a rate, too, waits for that next, and keeps its limit.
-WITH ended AS (
+WITH {{impatience}}, ended AS (
     DELETE FROM pgqueue.job_running
-    WHERE ctid = ANY (ARRAY(
+    WHERE {{hurried}} AND ctid = ANY (ARRAY(
         SELECT r.ctid FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS mine (id, claim)
         CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r))
     RETURNING *, CASE WHEN key IS NULL AND rate_key IS NULL THEN 'limit:' || limit_key ELSE key END AS wait_for
@@ -219,13 +220,13 @@ WITH ended AS (
 -- name: complete_interrupt
 -- Jobs that were stopped in the middle for a reason of their worker's own (a shutdown, a lost lease). They go where
 -- `complete_release` puts them; what happened is appended to `attempt`.
-WITH picked AS MATERIALIZED (
+WITH {{impatience}}, picked AS MATERIALIZED (
     SELECT r.ctid, r.id, mine.outcome, NULL AS error_type, mine.message, NULL AS traceback, NULL AS fingerprint, mine.ago
     FROM unnest(%(ids)s::bigint[], %(claims)s::integer[], %(outcomes)s::text[], %(messages)s::text[], %(agos)s::float8[])
          AS mine (id, claim, outcome, message, ago)
     CROSS JOIN LATERAL ({{my_running}} FOR UPDATE SKIP LOCKED) AS r
 ), ended AS (
-    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *, key AS wait_for
+    DELETE FROM pgqueue.job_running WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *, key AS wait_for
 ), noted AS (
     {{note_attempts}}
 ), {{give_back}};

@@ -41,14 +41,14 @@ WHERE id = %(worker_id)s::bigint AND beat = %(beat)s::bigint;
 --
 -- With the third crash a job is failed. Jobs of a chain behind its holder become the first waiters of their key again.
 -- So do holders of a key with a task that no live worker knows.
-WITH dead_worker AS MATERIALIZED (
+WITH {{impatience}}, dead_worker AS MATERIALIZED (
     SELECT id, running, beat_at, concurrency, version_tag FROM pgqueue.worker WHERE id = %(worker_id)s::bigint
 ), picked AS MATERIALIZED (
     SELECT r.ctid FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint AND r.id <> ALL (%(passed)s::bigint[])
     ORDER BY r.claim, r.rank, r.id LIMIT %(n)s::integer
     FOR UPDATE SKIP LOCKED
 ), lost AS (
-    DELETE FROM pgqueue.job_running WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+    DELETE FROM pgqueue.job_running WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), placed AS MATERIALIZED (
     SELECT lost.*, key IS NOT NULL AND row_number() OVER chain > 1 AS later
     FROM lost
@@ -90,12 +90,13 @@ WITH dead_worker AS MATERIALIZED (
         snoozes, holds, {{job}}
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NULL
     ORDER BY id
-    RETURNING queue
+    RETURNING id, queue
 ), blocked AS (
     INSERT INTO pgqueue.job_blocked (state, key, rank, crashes, attempt, run_at, snoozes, {{job}})
     SELECT 'blocked', waits_for, CASE crashes + started::integer WHEN 0 THEN 2 * priority WHEN 1 THEN -2 ELSE -1 END,
         crashes + started::integer, attempt - CASE WHEN started THEN 0 ELSE 1 END, run_at, snoozes, {{job}}
     FROM judged WHERE NOT (started AND crashes >= 2) AND waits_for IS NOT NULL
+    RETURNING id
 ), happened AS MATERIALIZED (
     SELECT queue, task, CASE WHEN started AND crashes >= 2 THEN 'failed' ELSE 'rescued' END AS what FROM judged
 ), counted AS (
@@ -104,7 +105,8 @@ WITH dead_worker AS MATERIALIZED (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, 'zero')::text END AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
-SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told) + (SELECT count(done) FROM heard);
+SELECT (SELECT count(*) FROM lost), (SELECT count(done) FROM told) + (SELECT count(done) FROM heard), count(*), {{patient}}
+FROM (SELECT id FROM available UNION ALL SELECT id FROM blocked) AS given_back;
 
 -- name: rescue_first
 -- The first job that a rescue of one would move: its id and its task.

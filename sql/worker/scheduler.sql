@@ -2,7 +2,7 @@
 -- Move up to n due jobs from scheduled to available, earliest first, and wake the workers of their queues. Answers how
 -- many were moved. `after` keeps the walk out of jobs promoted long ago; the caller moves it only when no due job was
 -- left. The jobs in `passed` were refused just now, and are left for a later walk.
-WITH picked AS MATERIALIZED (
+WITH {{impatience}}, picked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_scheduled
     -- (SELECT ...): a volatile function is no bound of an index scan, which would then walk all that is not due yet.
     WHERE run_at <= (SELECT pgqueue.now()) AND run_at >= %(after)s::text::timestamptz AND id <> ALL (%(passed)s::text::bigint[])
@@ -10,7 +10,7 @@ WITH picked AS MATERIALIZED (
     LIMIT %(n)s::integer
     FOR UPDATE SKIP LOCKED
 ), due AS (
-    DELETE FROM pgqueue.job_scheduled WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
+    DELETE FROM pgqueue.job_scheduled WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING *
 ), available AS (
     INSERT INTO pgqueue.job_available (state, rank, hold_pos, run_at, attempt, crashes, snoozes, holds, {{job}})
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END,
@@ -22,7 +22,7 @@ WITH picked AS MATERIALIZED (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
     FROM (SELECT DISTINCT queue FROM available WHERE %(notify)s::boolean) AS q
 )
-SELECT (SELECT count(*) FROM available), (SELECT count(done) FROM told);
+SELECT count(*), (SELECT count(done) FROM told), {{patient}} FROM available;
 
 -- name: scheduler_first
 -- The job that a walk would move first: its id and task. No row: none is due.

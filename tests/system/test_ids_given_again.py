@@ -3,6 +3,8 @@
 One application enqueues job after job, each in a transaction of its own. Meanwhile the sequence of ids is set back, and
 advanced, under the workers. Twice the workers are stopped, as docs/operations.md has it: once all jobs are removed by
 TRUNCATE … RESTART IDENTITY, once every sequence begins anew while all rows stay.
+
+Then: the transaction that was given an id again is still open. One job waits for it, and no other one does.
 """
 
 from __future__ import annotations
@@ -13,15 +15,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from random import Random
+from statistics import median
+from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
+from handlers import begins, begun
 from ids_again import Again, ids_again
-from workers import Eyes, until, work
+from workers import Eyes, Taker, until, work
 
 import pgqueue
 from pgqueue import Job, Limit, NewJob, Rate, RetryPolicy, Unique, task
+from pgqueue.worker.complete import completer
+from pgqueue.worker.fetch import reconciler
+from pgqueue.worker.leader import scheduler
+from pgqueue.worker.liveness import rescue
+from pgqueue.worker.worker import Worker
 
 AGAIN = RetryPolicy(attempts=3, first=0.05)
 ITEMS = [1, 2, 3, 4, 5]
@@ -248,3 +258,141 @@ def check(eyes: Eyes, committed: set[int]) -> None:
     assert books.most["lock"] == 1 and books.most["limit"] <= 2
     assert all(books.most[key] <= 1 for key in KEYS)
     assert eyes.one("SELECT count(DISTINCT id) < count(*) FROM pgqueue.job"), "ids were given again"
+
+
+# The transaction that has the id is open -----------------------------------------------------------------------------
+
+BESIDE = 30
+"""So many jobs go the way of the one that waits."""
+SOON = 3.0
+"""Seconds until these have gone on, on a busy machine. Naive: as long as that transaction is open."""
+QUICKLY, HELD_MOST = 0.1, 0.8
+"""Seconds until a plain job starts beside them: most of them, and each one."""
+
+
+@task(name="again.quick")
+async def quick(job: Job) -> None:
+    begins(job)
+
+
+@asynccontextmanager
+async def open_with(dsn: str, eyes: Eyes, id: int, **options: Any) -> AsyncIterator[None]:
+    """A transaction of the application is open that was given this id again. In the end it is committed."""
+    with psycopg.connect(dsn) as conn:
+        conn.execute("SELECT setval('pgqueue.job_id_seq', %s, false)", [id])
+        assert pgqueue.remote("again.elsewhere").using(queue="elsewhere", **options).enqueue(conn).id == id
+        eyes.do("SELECT setval('pgqueue.job_id_seq', 1000)")
+        yield
+
+
+async def start_quickly(eyes: Eyes, seconds: float = 1.5) -> None:
+    """For so long plain jobs start at once. A busy machine may make some slow, but none as slow as a held session."""
+    took, ends = [], monotonic() + seconds
+    while monotonic() < ends:
+        at = monotonic()
+        await begun(int(quick.enqueue(eyes.conn).id))
+        took.append(monotonic() - at)
+    assert median(took) < QUICKLY and max(took) < HELD_MOST, sorted(took)[-5:]
+
+
+def given_back(eyes: Eyes) -> int:
+    return int(eyes.one("SELECT count(*) FROM pgqueue.job WHERE task = 'again.plain' AND state = 'completed'"))
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is tried again after a second."""
+    for module, name in (
+        (completer, "TRAPPED_PAUSE"), (scheduler, "LEFT_SECONDS"), (rescue, "AGAIN_SECONDS"),
+        (reconciler, "REFUSED_SECONDS"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, 1.0)
+
+
+@pytest.mark.promise("F29", "F129")
+async def test_a_retry_whose_id_an_open_transaction_has_keeps_no_other_from_ending(
+    dsn: str, eyes: Eyes, soon: None
+) -> None:
+    """Naive: the flush that has it waits 2 s, fails, and is sent again as a whole."""
+    gate, attempts = asyncio.Event(), list[int]()
+
+    @task(name="again.fails", retry=RetryPolicy(attempts=2, first=0.05))
+    async def fails(job: Job, n: int) -> None:
+        begins(job)
+        await gate.wait()
+        if n == 0:
+            attempts.append(job.attempt)
+        if job.attempt == 1:
+            raise ValueError("once more")
+
+    async with work(dsn, fails, quick, concurrency=2 * BESIDE):
+        first, *others = [int(each.id) for each in fails.enqueue_many(eyes.conn, [(n,) for n in range(BESIDE)])]
+        await begun(first, *others)
+        async with open_with(dsn, eyes, first, delay=3600):
+            gate.set()
+            await asyncio.gather(
+                start_quickly(eyes),
+                until(lambda: all(eyes.state(each) == "completed" for each in others), SOON),
+            )
+            assert eyes.state(first) == "running" and attempts == [1]
+        await until(lambda: attempts == [1, 2], 5.0)
+        await until(eyes.is_in(first, "completed"))
+    assert eyes.all("SELECT task, id = %s FROM pgqueue.job WHERE state = 'scheduled'", first) == [
+        ("again.elsewhere", False)
+    ]
+
+
+@pytest.mark.promise("F29", "F129")
+async def test_a_due_job_whose_id_an_open_transaction_has_keeps_no_other_from_starting(
+    dsn: str, eyes: Eyes, soon: None
+) -> None:
+    """Naive: no due job becomes available, and the session that claims plain jobs is held for 2 s each time."""
+    global books
+    books = Books()
+    async with work(dsn, plain, quick) as worker:
+        await until(worker.services.election.leads)
+        due = plain.using(delay=0.5)
+        first, *others = [int(each.id) for each in due.enqueue_many(eyes.conn, [(n,) for n in range(BESIDE)])]
+        async with open_with(dsn, eyes, first):
+            await asyncio.gather(
+                start_quickly(eyes), until(lambda: all(books.ran[n] == 1 for n in range(1, BESIDE)), SOON)
+            )
+            assert eyes.state(first) == "scheduled" and len(others) == given_back(eyes)
+        await until(lambda: books.ran[0] == 1, 5.0)
+    assert sum(books.ran.values()) == BESIDE
+
+
+@pytest.mark.promise("F29", "F129")
+@pytest.mark.parametrize("ours", [False, True], ids=["of a dead worker", "of this one"])
+async def test_a_running_job_whose_id_an_open_transaction_has_keeps_no_other_from_being_given_back(
+    dsn: str, eyes: Eyes, soon: None, ours: bool
+) -> None:
+    """Its worker died, or the answer to its claim was lost. Naive: none of the jobs beside it is given back."""
+    global books
+    books = Books()
+
+    victim = Taker(dsn)
+
+    async def give_back(worker: Worker) -> None:
+        if ours:
+            worker.state.in_doubt()
+        else:
+            await worker.services.rescue.seen([(victim.worker_id, 0)], leads=True)
+
+    async with work(dsn, plain, quick) as worker:
+        await until(worker.services.election.leads)
+        eyes.do(
+            "INSERT INTO pgqueue.job (task, state, worker_id, claim, started_at, args) SELECT 'again.plain', "
+            "'running', %s, 0, now(), jsonb_build_object('n', n) FROM generate_series(1, %s) AS n",
+            worker.worker_id if ours else victim.worker_id,
+            BESIDE,
+        )
+        id, waits = eyes.all("SELECT id, (args ->> 'n')::int FROM pgqueue.job_running WHERE claim = 0 ORDER BY id")[5]
+        async with open_with(dsn, eyes, id):
+            others = set(range(1, BESIDE + 1)) - {waits}
+            gone_on = until(lambda: all(books.ran[n] for n in others), SOON)
+            await asyncio.gather(give_back(worker), start_quickly(eyes), gone_on)
+            assert eyes.state(id) == "running"
+        await until(lambda: books.ran[waits] == 1, 5.0)
+    await victim.close()
+    assert books.ran == dict.fromkeys(range(1, BESIDE + 1), 1)

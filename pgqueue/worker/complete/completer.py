@@ -29,6 +29,14 @@ A trigger of the application on the tables of jobs may raise, for one row or for
 A flush that meets it is sent again with half as many jobs. The job that is then alone is tried by itself from then on,
 again and again, until the trigger lets it through; the other jobs end as usual.
 
+The id of a job that goes on, as for another attempt, may stand in a transaction of the application that is open. That
+happens if the sequence of ids was set back, as by a restore. Such a job is put aside as one that a trigger refuses is.
+Why it keeps no other waiting, and is neither lost nor run twice:
+1. Its statement waits 20 ms for that transaction (`impatience`). Then it fails, and the server has undone the flush.
+2. Each such failure halves the flush, or puts the job aside that is alone. So 2,000 jobs end after eleven of them.
+3. Until then the job's row in `job_running` stays as it is, and its outcome here. So no worker claims it.
+4. If the transaction commits, the id stands twice, and is resolved (doubles.py). If it rolls back, the id is free.
+
 When a transactional job comes here, its outcome is in the database already. The worker only has to note that the job is
 over. If the job holds no key, nothing waits for that note. Jobs without keys therefore wake the loop once in
 `CALM_SECONDS`, not each by itself.
@@ -47,7 +55,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import described, emptied, is_loss, persist, transient, wait
-from pgqueue.database.row_errors import is_about_row, may_be_about_row
+from pgqueue.database.row_errors import is_about_row, may_be_about_row, meets_open_id
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.database.triggers import trigger_of
@@ -72,9 +80,9 @@ CAREFUL_SECONDS = 1.0
 # Jobs whose successors want a key that another transaction is just taking: how many a flush tries, and the longest
 # pause between two tries. Each try that fails costs the flush 5 ms and writes an error to the server's log.
 BUSY_MOST, BUSY_PAUSE = 4, 1.0
-# Jobs that a trigger of the application would not let end more than once. Each try that fails costs a connection, and
-# the other outcomes wait for it: so few may fail before the others rest. Then come the pause until the next tries, and
-# the least time between two lines in the log.
+# Jobs that a trigger of the application, or an open transaction, would not let end more than once. Each try that fails
+# costs a connection, and the other outcomes wait for it: so few may fail before the others rest. Then come the pause
+# until the next tries, and the least time between two lines in the log.
 TRAPPED_MOST, TRAPPED_PAUSE, TRAPPED_LOG_SECONDS = 4, 5.0, 10.0
 IDLE_SECONDS = 30.0
 LIMITS = ("53", "57014", "XX")  # fewer jobs at once may get through: memory, statement_timeout
@@ -129,7 +137,7 @@ class Completer:
         self._busy_at = 0.0
         self._patience = LOCKED_PAUSE
         self._trapped: set[Job] = set()
-        """Jobs that a trigger of the application would not let end: each is sent by itself."""
+        """Jobs that a trigger of the application, or an open transaction, would not let end: each is sent by itself."""
         self._tries = TRAPPED_MOST
         """How many of them may still fail before the others rest, too."""
         self._trap_notice = Notice("has run, but cannot end", seconds=TRAPPED_LOG_SECONDS)
@@ -342,7 +350,7 @@ class Completer:
                 [answer] = await self._session.run(self._session.link.statement("registration_restore_settings"))
                 if not answer[0][0]:  # none was missing: another worker has put it back, or the leaf is unknown
                     raise
-            elif trigger_of(error) is not None:
+            elif trigger_of(error) is not None or meets_open_id(error):
                 self._trap(batch, rest, error)
             else:
                 raise
@@ -458,7 +466,8 @@ class Completer:
         )
 
     def _trap(self, batch: list[Ended], rest: list[Ended], error: BaseException) -> None:
-        """A trigger of the application has raised, and no job was ended: send half as many next time.
+        """A trigger of the application has raised, or an open transaction has the id of a job, and no job was ended:
+        send half as many next time.
 
         A single job is put aside for a moment, with its outcome.
         """

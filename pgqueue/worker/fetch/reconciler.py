@@ -19,9 +19,9 @@ Why a lost row is found soon, not within the minute:
    and seen, or never will be.
 2. A row may be of a claim that is not settled: an older claim, of another service, waits for its answer over a dead
    connection. Or a row is locked. While there are rows of these kinds, the worker compares again after a second.
-3. If the server refuses to move a row, as because a trigger of the application raises, that row stays, and every other
-   one is handed back (see mover). After many such rows, a part with another one stays as a whole. The next comparison
-   divides them in another order.
+3. If the server refuses to move a row, that row stays, and every other one is handed back (see mover). As because a
+   trigger of the application raises, or because an open transaction of it has the row's id. After many such rows, a
+   part with another one stays as a whole. The next comparison divides them in another order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.jobs.job import Job
 from pgqueue.plain_text import plural
-from pgqueue.worker.left_alone import Notice
+from pgqueue.worker.left_alone import LeftAlone, Notice
 from pgqueue.worker.mover import REFUSED_MOST, Mover
 from pgqueue.worker.state import WorkerState
 
@@ -49,7 +49,8 @@ EVERY_SECONDS = 60.0
 DEAR_SHARE, SELDOM_SECONDS = 400, 300.0
 AGAIN_SECONDS = 1.0
 REFUSED_SECONDS = 5.0
-"""When the next comparison comes if the server has refused to move a row."""
+"""How long a row is left alone that the server refuses to move: each refusal closes the connection, and that is a doubt
+by itself. The next comparison comes then."""
 
 
 class Reconciler:
@@ -65,9 +66,8 @@ class Reconciler:
             notify=state.settings.notify,
             unfit=lambda: session.link.statement("rescue_refuse_unfit", worker_id=state.id),
         )
-        self._notice = Notice("of a claim whose answer was lost cannot be handed back")
-        self._refused = False
-        """Whether the server has refused to move a row in this comparison."""
+        notice = Notice("of a claim whose answer was lost cannot be handed back")
+        self._left = LeftAlone[tuple[int, int]](notice, seconds=REFUSED_SECONDS)
 
     async def round(self) -> float:
         """Reconcile after a doubt, and once a minute; answer the seconds until the next time. The doubt is taken back
@@ -78,14 +78,14 @@ class Reconciler:
             self._state.doubt.set()
             raise
         seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
-        again = REFUSED_SECONDS if self._refused else AGAIN_SECONDS
+        again = REFUSED_SECONDS if self._left.rows() else AGAIN_SECONDS
         return jittered(seldom if sure else again)
 
     async def reconcile(self) -> bool:
         """Hand back the jobs that are ours in the database and unknown here. False if some rows are left to decide
         on."""
         settled, link, worker_id = self._state.claims.settled, self._session.link, self._state.id
-        self._refused, released = False, 0
+        released, left = 0, self._left.rows()
         keyed = [(job, job.claim) for job in self._state.held.values() if job.lock_key or job.limit_key]
         [rows] = await self._session.run(link.statement("reconciler_held", worker_id=worker_id))
         self._took = self._session.took
@@ -93,7 +93,7 @@ class Reconciler:
         if gone := [job for job, claim in keyed if (job.id, claim) not in ours and job.claim == claim]:
             self._gone(gone)
         unknown = [(job_id, claim) for job_id, claim in rows if not self._state.knows(job_id, claim)]
-        lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled]
+        lost = [(job_id, claim) for job_id, claim in unknown if claim <= settled and (job_id, claim) not in left]
         if not lost:
             return not unknown
         shuffle(lost)  # so that it is not behind the same refused rows that a row stays
@@ -121,11 +121,10 @@ class Reconciler:
             notify=notify,
         )
         # Which keys they wait for is not known here, so no worker would ask for these.
-        [[(some, _)], _] = await self._session.run(release, link.statement("sweep_tell", notify=notify))
+        [[(some, *_)], _] = await self._session.run(release, link.statement("sweep_tell", notify=notify))
         # A job that was completed between the two statements has no row any more: not lost, only late.
         return len(lost) if some is None else len(some)
 
     async def _refuse(self, lost: tuple[int, int], error: psycopg.Error) -> None:
-        """The server refuses to move this row: it stays until the next comparison."""
-        self._refused = True
-        self._notice.say(f"job {lost[0]}", error)
+        """The server refuses to move this row: it stays for a while."""
+        self._left.leave(lost, f"job {lost[0]}", error, extra={"job_id": lost[0]})

@@ -9,8 +9,8 @@ claims, and every other job is claimed as ever. If every job seems bad, it is no
 the error goes to the loop, which waits before it goes on.
 
 A row stays if it cannot be put aside either: the application may have a check on `job_dead`, too. It also stays if a
-trigger of the application has raised, or if another row has its id: neither says anything of the row. This worker
-leaves it alone for a while (left_alone.py).
+trigger of the application has raised, or if another row has its id, which may be of a transaction that is still open:
+none of it says anything of the row. This worker leaves it alone for a while (left_alone.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import without_values
-from pgqueue.database.row_errors import refuses_move
+from pgqueue.database.row_errors import meets_open_id, refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
 from pgqueue.database.triggers import trigger_of
@@ -102,7 +102,7 @@ class RefusedRows:
         Raises the error after REFUSED_MOST jobs in a row.
         """
         self._in_a_row += 1
-        if trigger_of(error) is not None or is_double(error):
+        if _may_be_over_soon(error):
             self._leave(row, error)
         else:
             await self._fail(row, error)
@@ -136,6 +136,11 @@ class RefusedRows:
 
     def _leave(self, row: RefusedRow, error: psycopg.Error) -> None:
         """This row stays where it is. It is not asked for, so that no other job waits for it."""
-        seconds = SOON_SECONDS if trigger_of(error) is not None or is_double(error) else LEFT_SECONDS
+        seconds = SOON_SECONDS if _may_be_over_soon(error) else LEFT_SECONDS
         name, extra = f"fetch: job {row.id} ({row.task})", {"job_id": row.id}
         self._left.leave((row.lane, row.pos), name, error, seconds=seconds, extra=extra)
+
+
+def _may_be_over_soon(error: psycopg.Error) -> bool:
+    """Whether the error says nothing of the row: a trigger has raised, or another row has its id."""
+    return trigger_of(error) is not None or is_double(error) or meets_open_id(error)

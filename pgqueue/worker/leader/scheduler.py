@@ -131,7 +131,7 @@ class Scheduler:
         took, late, after = 0.0, True, EVER
         due: float | None = None
         async for answers in self._mover.walk(BATCH, self._left, self._moves, self._first):
-            [(moved, _)], [(late, due, after)] = answers
+            [(moved, *_)], [(late, due, after)] = answers
             if moved:
                 self._promoted()
             took += self._session.took  # without the wait for our turn, or for a server that was away

@@ -146,7 +146,7 @@ class BlockedLoop:
             notify=notify,
         )
         try:
-            [[(some, _)], _] = await session.run(release, link.statement("sweep_tell", notify=notify))
+            [[(some, *_)], _] = await session.run(release, link.statement("sweep_tell", notify=notify))
         except psycopg.Error as error:
             if not (refuses_move(error) or is_double(error)):
                 raise

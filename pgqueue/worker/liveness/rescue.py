@@ -10,13 +10,15 @@ worker claimed while it was being declared dead. Every step may be repeated, and
 
 If the server refuses to move a job, as because a trigger of the application raises, that job stays where it is, and
 every other one is moved (see mover). It is tried again with the next rescue. If a rescue of a worker has to rest after
-many such jobs, the next one begins behind these.
+many such jobs, the next one begins behind these. If an open transaction has inserted the id of a job, as after a
+restore, the leader looks for stray jobs again soon: that job goes when the transaction has ended.
 
 If the rescuing worker dies between these steps, stray jobs are left, or an unmarked row that the next judge acts on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
@@ -38,6 +40,8 @@ BATCH = 1_000
 # If an old snapshot is open, a look for stray jobs walks the dead rows of all jobs since, and claims wait for it. Then
 # once a minute is too often: looks take a quarter of a percent of the time, but come at least every SELDOM_SECONDS.
 STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
+AGAIN_SECONDS = 5.0
+"""When the next look for stray jobs comes if one was left because an open transaction has its id."""
 # After this many reports of the judge (a third of a lease apart) a worker that does not lead does the rescue itself.
 REPORTS = 3
 GRANT = (
@@ -68,6 +72,10 @@ class Rescue:
         self._left: dict[int, LeftAlone[int]] = {}
         """Of a worker: the jobs that the last rescue left alone before it rested; the next one begins behind them."""
         self._strays_at = 0.0
+        self.woken = asyncio.Event()
+        """Set if a rescue has left a job that `strays` should come back to soon."""
+        self._again_soon = False
+        """Whether a job was left because an open transaction has its id."""
 
     async def seen(self, dead: list[tuple[int, int]], *, leads: bool) -> None:
         """Act on the dead workers that the judge reports with every heartbeat, as (worker id, counter).
@@ -102,6 +110,8 @@ class Rescue:
         if not locked:
             return False
         moved = await self._move(worker_id)
+        if self._again_soon:
+            self.woken.set()
         jobs = plural(moved, "of its jobs was", "of its jobs were")
         log.warning("worker %d %s: %s given back", worker_id, why, jobs)
         return True
@@ -117,10 +127,14 @@ class Rescue:
         if refused:
             log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
 
-    async def strays(self) -> None:
-        """Rescue jobs claimed by workers that are already marked dead. Forget dead workers after an hour."""
+    async def strays(self) -> float | None:
+        """Rescue jobs claimed by workers that are already marked dead. Forget dead workers after an hour.
+
+        Answers the seconds until it should come again, if a job was left that may go soon.
+        """
         if monotonic() < self._strays_at:
-            return
+            return None
+        self._again_soon = False
         link = self._session.link
         found, _ = await self._session.run(link.statement("rescue_strays"), link.statement("rescue_forget"))
         seldom = min(DEAR_SHARE * self._session.took, SELDOM_SECONDS)
@@ -129,6 +143,7 @@ class Rescue:
             if moved := await self._move(worker_id):
                 jobs = plural(moved, "job that it had claimed meanwhile was", "jobs that it had claimed meanwhile were")
                 log.warning("worker %d is dead: %s given back", worker_id, jobs)
+        return AGAIN_SECONDS if self._again_soon else None
 
     async def _move(self, worker_id: int) -> int:
         """Give the jobs of this worker back, in batches. A job that the server refuses to move stays, and no other."""
@@ -147,10 +162,12 @@ class Rescue:
             notify=self._notify,
             unfit=lambda: link.statement("rescue_refuse_unfit", worker_id=worker_id),
         )
-        async for [[(count, _)]] in mover.walk(BATCH, left, moves, first):
+        async for [[(count, *_)]] in mover.walk(BATCH, left, moves, first):
             moved += int(count)
         if mover.rested:  # `strays` comes back to those behind them
             self._left[worker_id] = left
+        if mover.met_open_id:
+            self._again_soon = True
         self.jobs += moved
         if moved:
             self._rescued()
