@@ -23,6 +23,8 @@ from pgqueue.client import schedules
         (lambda: pgqueue.Rate("1/s", brst=1), r"Rate: no option brst \(did you mean burst\?\)"),  # type: ignore[call-arg]
         (lambda: pgqueue.Unique("k", ttl=3), "Unique: no option ttl; there are key, hold"),  # type: ignore[call-arg]
         (lambda: pgqueue.Cron("* * * * *", timezone="UTC"), r"timezone \(did you mean tz\?\)"),  # type: ignore[call-arg]
+        (lambda: schedules.pause(5, "x", actr="ann"), r"pause: no option actr \(did you mean actor\?\)"),  # type: ignore[call-arg]
+        (lambda: locks.release(5, "k", actr="ann"), r"release: no option actr \(did you mean actor\?\)"),  # type: ignore[call-arg]
         (lambda: pgqueue.Every(minutes=5), "Every: no option minutes; there are seconds, catch_up"),  # type: ignore[call-arg]
     ],
 )
