@@ -43,7 +43,8 @@ SELECT stuck.id, stuck.task FROM stuck WHERE stuck.id <> ALL (%(passed)s::bigint
 -- name: sweep_block
 -- Block these jobs again, if they still hold a key and cannot go on. They wait for the first of their keys again, before the waiters
 -- that have not had it. Other jobs may have the keys. Answers the keys. IS TRUE: so the jobs are read by their ids, whatever was planned.
-WITH idle AS MATERIALIZED (
+-- Is impatient up to the COMMIT, which notifies nothing.
+WITH {{impatience}}, idle AS MATERIALIZED (
     SELECT a.ctid FROM pgqueue.job_available a
     WHERE a.id = ANY (%(ids)s::bigint[]) AND (a.holds AND (a.queue = {{paused}} OR NOT {{served}})) IS TRUE
     FOR UPDATE SKIP LOCKED
@@ -52,10 +53,10 @@ WITH idle AS MATERIALIZED (
     WHERE b.id = ANY (%(ids)s::bigint[]) AND (b.holds AND b.queue <> '' AND (b.queue = {{paused}} OR NOT {{served}})) IS TRUE
     FOR UPDATE SKIP LOCKED
 ), granted AS (
-    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM idle))
+    DELETE FROM pgqueue.job_available WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM idle))
     RETURNING {{job}}, {{attempts}}
 ), waiting AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM stuck))
+    DELETE FROM pgqueue.job_blocked WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM stuck))
     RETURNING {{job}}, {{attempts}}
 ), blocked AS (
     INSERT INTO pgqueue.job_blocked (state, key, rank, {{attempts}}, {{job}})

@@ -128,7 +128,7 @@ SELECT {{claimed}}, NULL FROM shown WHERE NOT too_large;
 -- * `onward`: the keys that jobs now wait for, which came in and need more.
 -- * `full`: the keys with waiters and no room left.
 -- * `gone`: of each key [key, how many have left its waiting queue, rank and id of the last of these].
-WITH me AS MATERIALIZED (
+WITH {{impatience}}, me AS MATERIALIZED (
     {{live_worker}}
 ), line AS MATERIALIZED (
     SELECT wanted.key, wanted.rank, wanted.id, held.n, head.most
@@ -155,7 +155,7 @@ WITH me AS MATERIALIZED (
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = f.queue
     WHERE f.fits
 ), taken AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked)) RETURNING {{job}}, {{attempts}}, rank
+    DELETE FROM pgqueue.job_blocked WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM unblocked)) RETURNING {{job}}, {{attempts}}, rank
 ), onward AS (
     INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
     SELECT 'blocked', coalesce('limit:' || limit_key, 'rate:' || rate_key), true, nextval('pgqueue.job_hold_seq'), rank,
@@ -185,7 +185,7 @@ SELECT CASE
                  WHERE most <= n + (SELECT count(*) FROM unblocked WHERE unblocked.key = line.key)),
         'gone', (SELECT coalesce(json_agg(json_build_array(key, n, last[1], last[2])), '[]') FROM (
             SELECT key, count(*) AS n, max(ARRAY[rank::bigint, id]) AS last FROM unblocked GROUP BY key) AS gone),
-        'told', (SELECT count(done) FROM told))::text END AS summary;
+        'told', (SELECT count(done) FROM told))::text END AS summary, {{patient}};
 
 -- name: unblock_skip
 -- Behind `unblock_move` in its transaction, with the same keys locked: end jobs as skipped that have never started and find no room. These
@@ -290,7 +290,7 @@ SELECT id FROM put_aside;
 -- * `onward`: the keys that jobs now wait for, which came in and need more.
 -- * `ended`: the keys with room left and no waiter.
 -- * `gone`: of each key [key, how many have left its waiting queue, rank and id of the last job before which all have left].
-WITH me AS MATERIALIZED (
+WITH {{impatience}}, me AS MATERIALIZED (
     {{live_worker}}
 ), known AS MATERIALIZED (
     SELECT s.queue, s.task FROM pgqueue.served() AS s WHERE NOT s.task = {{paused_task}}
@@ -411,7 +411,7 @@ WITH me AS MATERIALIZED (
     FROM (SELECT head.key, head.queue, head.ours, head.rank, head.id, head.id = ANY (ARRAY(SELECT id FROM unblocked)) AS gone
           FROM turned AS head WHERE NOT head.alone) AS judged
 ), taken AS (
-    DELETE FROM pgqueue.job_blocked WHERE ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
+    DELETE FROM pgqueue.job_blocked WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM unblocked))
     RETURNING {{job}}, {{attempts}}, rank
 ), onward AS (
     INSERT INTO pgqueue.job_blocked (state, key, holds, hold_pos, rank, {{attempts}}, {{job}})
@@ -452,7 +452,7 @@ SELECT CASE
                        coalesce(max(ARRAY[rank::bigint, id]) FILTER (WHERE before), min(ARRAY[rank::bigint, id - 1])) AS place
                 FROM seen GROUP BY key, queue, ours
             ) AS by_queue GROUP BY key) AS left_behind),
-        'told', (SELECT count(done) FROM told))::text END AS summary;
+        'told', (SELECT count(done) FROM told))::text END AS summary, {{patient}};
 
 -- name: unblock_read_limits
 -- As `unblock_read`, for limits: among our own jobs, for other workers may have very many of a limit.

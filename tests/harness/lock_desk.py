@@ -147,7 +147,7 @@ class OneStatement(Link):
             return made
         lock = super().statement("unblock_lock").sql.rstrip().rstrip(";")
         first = "me AS MATERIALIZED ("
-        sql = made.sql.replace(f"WITH {first}", f"WITH locked AS MATERIALIZED ({lock}), {first}", 1).replace(
+        sql = made.sql.replace(first, f"locked AS MATERIALIZED ({lock}), {first}", 1).replace(
             "w.dead_at IS NULL FOR KEY SHARE", "w.dead_at IS NULL AND (SELECT count FROM locked) >= 0 FOR KEY SHARE", 1
         )
         assert sql.count(" locked") == 2, sql

@@ -127,7 +127,7 @@ class Semaphores:
         keys, on = list(asked), await self._begin()
         afters = self._afters(keys)
         behind = self._behind(asked)
-        _, [(said,)], *skips, rows = await self._session.run_then(
+        _, [(said, _)], *skips, rows = await self._session.run_then(
             self._lock(keys),
             self._statement("unblock_move", keys, claim, afters=afters, **_positions(behind)),
             *self._skip(asked, afters),
@@ -151,7 +151,7 @@ class Semaphores:
         """
         keys, on = list(asked), await self._begin()
         behind = self._behind(asked)
-        _, [(said,)], rows = await self._session.run_then(
+        _, [(said, _)], rows = await self._session.run_then(
             self._lock(keys),
             self._statement("unblock_limits", keys, claim, afters=self._afters(keys), **_positions(behind)),
             then=[self._read("unblock_read_limits", keys, claim)],
