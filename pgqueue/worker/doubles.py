@@ -18,6 +18,7 @@ import re
 import psycopg
 
 from pgqueue.database.backoff import one_line
+from pgqueue.database.row_errors import meets_open_id
 from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement
@@ -36,6 +37,12 @@ def is_double(error: BaseException) -> bool:
     """Whether the server says that a row of that id is there already. What a trigger of the application says is not
     meant."""
     return isinstance(error, psycopg.errors.UniqueViolation) and trigger_of(error) is None
+
+
+def stands_twice(error: BaseException) -> bool:
+    """Whether another row has the id. If that could not be resolved, it may be over soon: the row is locked just now,
+    or its transaction is open."""
+    return is_double(error) or meets_open_id(error)
 
 
 async def resolve(session: Session, error: psycopg.Error, *, notify: bool) -> bool:

@@ -17,6 +17,9 @@ log = logging.getLogger("pgqueue")
 
 Row = TypeVar("Row")
 
+SOON_SECONDS = 5.0
+"""How long a row is left alone if what refuses it may be over soon."""
+
 
 class Notice:
     """Says why a row is left alone. One line in so many seconds stands for all rows."""

@@ -79,7 +79,8 @@ from pgqueue.database.statements import integers, texts
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE, check_key
-from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.doubles import stands_twice
+from pgqueue.worker.left_alone import SOON_SECONDS, LeftAlone, Notice
 from pgqueue.worker.mover import Mover
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
@@ -370,7 +371,7 @@ class RateLimiter:
             log.warning("rate %s: another transaction has held it for a second; the sweep comes back to it", key)
             self._forget(key)
         else:
-            self._left.leave(key, f"rate {key}", error)
+            self._left.leave(key, f"rate {key}", error, seconds=SOON_SECONDS if stands_twice(error) else None)
             self._remember(key, RateWaiters(monotonic()))
 
     async def _try(self, keys: Sequence[str], openings: Openings) -> None:

@@ -42,7 +42,8 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.jobs.keys import RATE
 from pgqueue.plain_text import plural
-from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.doubles import stands_twice
+from pgqueue.worker.left_alone import SOON_SECONDS, LeftAlone, Notice
 from pgqueue.worker.mover import REFUSED_MOST, Mover
 
 log = logging.getLogger("pgqueue")
@@ -176,7 +177,8 @@ class Sweep:
 
     async def _refused(self, job: Row, error: psycopg.Error) -> None:
         id, task = job
-        self._left.leave(id, f"job {id} ({task})", error, extra={"job_id": id})
+        seconds = SOON_SECONDS if stands_twice(error) else None
+        self._left.leave(id, f"job {id} ({task})", error, seconds=seconds, extra={"job_id": id})
 
     async def _walk(self, after: str | None) -> None:
         """Name the keys after this one, in order, up to the last one."""

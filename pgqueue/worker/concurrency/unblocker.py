@@ -58,13 +58,13 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import persist, wait
-from pgqueue.database.row_errors import meets_open_id
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
 from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked, Wanted
 from pgqueue.worker.concurrency.waiter_cursors import HINT_SECONDS
-from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.doubles import stands_twice
+from pgqueue.worker.left_alone import SOON_SECONDS, LeftAlone, Notice
 from pgqueue.worker.mover import Mover
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
@@ -79,8 +79,6 @@ FREED_MOST = 1_000
 IDLE_SECONDS = 30.0
 REFUSED_SECONDS = 60.0
 """How long a key is left alone after the server has refused to move its job."""
-OPEN_SECONDS = 5.0
-"""The same if an open transaction of the application has the id of its job: that may be over soon."""
 RESERVED_SECONDS = 0.1
 """How long slots are kept free for the jobs of an unblocking under way. One that hangs must not starve other jobs."""
 
@@ -387,8 +385,8 @@ class Unblocker:
             await self._mover.divide(error, list(asked), again, self._refuse)
 
     async def _refuse(self, key: str, error: psycopg.Error) -> None:
-        if meets_open_id(error):
-            self._left.leave(key, f"key {key}", error, seconds=OPEN_SECONDS)
+        if stands_twice(error):
+            self._left.leave(key, f"key {key}", error, seconds=SOON_SECONDS)
         elif isinstance(error, psycopg.errors.LockNotAvailable):
             log.warning("key %s: another transaction has held it for a second; the sweep comes back to it", key)
         else:

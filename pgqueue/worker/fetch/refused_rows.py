@@ -23,15 +23,15 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import without_values
-from pgqueue.database.row_errors import meets_open_id, refuses_move
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row
 from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Lane
 from pgqueue.jobs.outcomes import MESSAGE_MOST
-from pgqueue.worker.doubles import is_double
+from pgqueue.worker.doubles import stands_twice
 from pgqueue.worker.fetch.kinds import Kind
-from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.left_alone import SOON_SECONDS, LeftAlone, Notice
 from pgqueue.worker.mover import REFUSED_MOST
 from pgqueue.worker.state import WorkerState
 
@@ -41,8 +41,6 @@ log = logging.getLogger("pgqueue")
 # after the other, without a claim between them that took any.
 NARROWER = 8
 LEFT_SECONDS = 60.0
-SOON_SECONDS = 5.0
-"""How long a row is left alone if what refuses it may be over soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +141,4 @@ class RefusedRows:
 
 def _may_be_over_soon(error: psycopg.Error) -> bool:
     """Whether the error says nothing of the row: a trigger has raised, or another row has its id."""
-    return trigger_of(error) is not None or is_double(error) or meets_open_id(error)
+    return trigger_of(error) is not None or stands_twice(error)
