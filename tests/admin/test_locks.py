@@ -656,29 +656,6 @@ async def test_a_key_is_released_by_a_job_whose_id_stands_twice(dsn: str, eyes: 
         await until(eyes.done(2))
 
 
-@pytest.mark.second
-@pytest.mark.promise("F29")
-async def test_a_key_whose_job_has_the_id_of_a_locked_row_is_tried_again_soon(
-    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Naive is to leave the key alone for as long as one with a bad row, which is a minute."""
-    eyes.do("INSERT INTO pgqueue.job_available (state, id, task) VALUES ('available', 7, 'locks.other')")
-    eyes.do(
-        "INSERT INTO pgqueue.job_blocked (state, id, task, lock_key, key) "
-        "VALUES ('blocked', 7, 'locks.again', 'k', 'lock:k')"
-    )
-
-    @task(name="locks.again", lock="k")
-    async def again() -> None: ...
-
-    with psycopg.connect(dsn) as app:
-        app.execute("SELECT FROM pgqueue.job_available FOR UPDATE")
-        async with work(dsn, again):
-            await until(lambda: "key lock:k has a job that cannot be moved" in caplog.text)
-            app.rollback()
-            await until(eyes.done(1), 20)
-
-
 def test_the_command_lists_and_releases(dsn: str, eyes: Eyes) -> None:
     eyes.do(
         "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues) "

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -538,3 +539,19 @@ async def test_sequences_that_are_set_back_again_meanwhile_end_no_service(
     assert (ids != [5]) is found, ids
     cursors = {id for (id,) in conn.execute("SELECT job_id FROM pgqueue.job_cursor").fetchall()}
     assert cursors == {26, *ids}, "the cursor went with its job"
+
+
+@pytest.mark.promise("F29")
+@pytest.mark.parametrize(
+    "error", [psycopg.errors.UniqueViolation("its id stands twice"), psycopg.errors.CheckViolation("odd")]
+)
+async def test_what_has_an_id_that_stands_twice_is_tried_again_soon(dsn: str, error: psycopg.Error) -> None:
+    """The other row may have been locked at that moment only. Naive is to wait as long as for a bad row: a minute."""
+    async with work(dsn) as worker:
+        services = worker.services
+        await services.unblocker._refuse("lock:k", error)
+        await services.rate_limiter._refuse("r", error)
+        await services.sweep._refused((7, "t"), error)
+        untils = [services.unblocker._left.until("lock:k"), services.rate_limiter._left.until("r")]
+        for until_then in (*untils, services.sweep._left.until(7)):
+            assert (until_then - monotonic() <= 5.0) == isinstance(error, psycopg.errors.UniqueViolation)
