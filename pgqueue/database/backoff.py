@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.foreign_errors import POOLED, pooled
+from pgqueue.database.row_errors import meets_open_id
 from pgqueue.database.triggers import trigger_of
 
 log = logging.getLogger("pgqueue")
@@ -35,6 +36,7 @@ _AWAY = ("08", "57P", "53300")
 """SQLSTATE classes and codes by which a server, or a pooler, ends a session or takes none."""
 LOST_SECONDS = 0.05
 """A service whose session is lost asks again after this time. The session paces its connections (see outage)."""
+OPEN_ID = "Another transaction has inserted a job of the same id, as after a restore, and is still open"
 NO_THREAD = "can't start new thread"
 """What Python says, without a class of its own."""
 BACKOFF_MOST = 5.0
@@ -70,10 +72,12 @@ def emptied(error: BaseException) -> bool:
 
 def described(error: BaseException) -> str:
     """The error in words. If a trigger of the application has raised it, that is named. So is the setting for a pooler
-    that cannot do prepared statements."""
+    that cannot do prepared statements, and an open transaction that has the id of a job."""
     said, function = without_values(error), trigger_of(error)
     if pooled(error):
         said += f". {POOLED}"
+    if meets_open_id(error):
+        said += f". {OPEN_ID}"
     return said if function is None else f"the application's function {function}, in a trigger, has raised: {said}"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from random import Random
@@ -27,6 +27,8 @@ from workers import Eyes, Taker, until, work
 
 import pgqueue
 from pgqueue import Job, Limit, NewJob, Rate, RetryPolicy, Unique, task
+from pgqueue.database.backoff import OPEN_ID
+from pgqueue.database.row_errors import meets_open_id, refuses_move
 from pgqueue.worker.complete import completer
 from pgqueue.worker.concurrency import unblocker
 from pgqueue.worker.fetch import reconciler
@@ -297,13 +299,15 @@ async def start_quickly(eyes: Eyes, seconds: float = 1.5) -> None:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits is tried again after a second."""
+def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What waits is tried again after a second. It is named, with the reason."""
     for module, name in (
         (completer, "TRAPPED_PAUSE"), (scheduler, "LEFT_SECONDS"), (rescue, "AGAIN_SECONDS"),
-        (reconciler, "REFUSED_SECONDS"),
+        (reconciler, "REFUSED_SECONDS"), (unblocker, "OPEN_SECONDS"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, 1.0)
+    yield
+    assert any(OPEN_ID in record.getMessage() for record in caplog.get_records("call"))
 
 
 @pytest.mark.promise("F29", "F129")
@@ -396,10 +400,9 @@ async def test_a_running_job_whose_id_an_open_transaction_has_keeps_no_other_fro
 
 @pytest.mark.promise("F29", "F129")
 async def test_a_granted_job_whose_id_an_open_transaction_has_keeps_no_other_key_waiting(
-    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+    dsn: str, eyes: Eyes, soon: None
 ) -> None:
     """Naive: its INSERT waits a second, with the keys of the batch locked; so does each smaller batch that it is in."""
-    monkeypatch.setattr(unblocker, "OPEN_SECONDS", 1.0)
     ran: Counter[int] = Counter()
 
     @task(name="again.keyed", lock="{n}", timeout=60)
@@ -424,3 +427,17 @@ async def test_a_granted_job_whose_id_an_open_transaction_has_keeps_no_other_key
 
         await until(goes_on, 5.0)
     assert ran == dict.fromkeys(range(1, BESIDE + 1), 1)
+
+
+@pytest.mark.promise("F129")
+async def test_a_lock_on_a_table_is_taken_for_no_id(dsn: str, eyes: Eyes) -> None:
+    """Naive: each lock that was not had in time counts, and due jobs are left alone one by one for a locked table."""
+    taker = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (state, task, run_at) VALUES ('scheduled', 'again.plain', now() - interval '1 s')")
+    promote = taker.link.statement("scheduler_promote", after="-infinity", passed="{}", n=10, notify=False)
+    with psycopg.connect(dsn) as conn:
+        conn.execute("LOCK TABLE pgqueue.job_available IN SHARE MODE")
+        with pytest.raises(psycopg.errors.LockNotAvailable) as locked:
+            await taker.session.run(promote)
+    await taker.close()
+    assert not meets_open_id(locked.value) and not refuses_move(locked.value)
