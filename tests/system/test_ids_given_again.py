@@ -303,7 +303,7 @@ def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     """What waits is tried again after a second. It is named, with the reason."""
     for module, name in (
         (completer, "TRAPPED_PAUSE"), (scheduler, "LEFT_SECONDS"), (rescue, "AGAIN_SECONDS"),
-        (reconciler, "REFUSED_SECONDS"), (unblocker, "OPEN_SECONDS"),
+        (reconciler, "REFUSED_SECONDS"), (unblocker, "SOON_SECONDS"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, 1.0)
     yield
