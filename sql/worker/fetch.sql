@@ -80,6 +80,10 @@ SELECT id, (SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended
             FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint)
 FROM put_aside;
 
+-- name: fetch_lock_timeout
+-- The statements behind this one, in its transaction, wait so long for a lock.
+SELECT set_config('lock_timeout', %(timeout)s::text, true);
+
 -- name: fetch_probe
 -- Has anything happened since the last fetch? Read-only, takes no id, touches no job: the head of the position sequence,
 -- the snapshot, the paused queues and the paused tasks.

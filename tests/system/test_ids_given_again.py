@@ -31,7 +31,7 @@ from pgqueue.database.backoff import OPEN_ID
 from pgqueue.database.row_errors import meets_open_id, refuses_move
 from pgqueue.worker.complete import completer
 from pgqueue.worker.concurrency import unblocker
-from pgqueue.worker.fetch import reconciler
+from pgqueue.worker.fetch import reconciler, refused_rows
 from pgqueue.worker.leader import scheduler
 from pgqueue.worker.liveness import rescue
 from pgqueue.worker.worker import Worker
@@ -427,6 +427,30 @@ async def test_a_granted_job_whose_id_an_open_transaction_has_keeps_no_other_key
 
         await until(goes_on, 5.0)
     assert ran == dict.fromkeys(range(1, BESIDE + 1), 1)
+
+
+@pytest.mark.promise("F29", "F129")
+async def test_a_claim_that_meets_an_open_transaction_with_the_id_of_a_job_keeps_no_other_from_starting(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that run are being restored. The first claim waits 2 s. Naive: so does each one, and no job starts."""
+    global books
+    books = Books()
+    monkeypatch.setattr(refused_rows, "SOON_SECONDS", 0.5)
+    first = int(plain.enqueue_many(eyes.conn, [(n,) for n in range(BESIDE)])[0].id)
+    with psycopg.connect(dsn) as conn:
+        conn.execute(
+            "INSERT INTO pgqueue.job (id, task, state, worker_id, claim, started_at) OVERRIDING SYSTEM VALUE "
+            "VALUES (%s, 'again.elsewhere', 'running', 999, 0, now())",
+            [first],
+        )
+        async with work(dsn, plain, quick, concurrency=10):
+            await until(lambda: all(books.ran[n] for n in range(1, BESIDE)), 2 + SOON)
+            await start_quickly(eyes)
+            assert books.ran[0] == 0
+            conn.rollback()
+            await until(lambda: books.ran[0] == 1, 5.0)
+    assert books.ran == dict.fromkeys(range(BESIDE), 1)
 
 
 @pytest.mark.promise("F129")
