@@ -373,7 +373,7 @@ class Keys(RuleBasedStateMachine):
         self.running[at].clear()
         self.run(dead.close())
         died = "UPDATE pgqueue.worker SET dead_at = now(), state = 'stopped', beat_at = %s WHERE id = %s"
-        self.eyes.do(died, "-infinity" if started else "infinity", dead.worker_id)
+        self.eyes.do(died, "epoch" if started else "2500-01-01", dead.worker_id)
         self.desks[at] = self.born()
         rescuer = self.desks[at]
         self.run(Rescue(rescuer.session, notify=True, rescued=lambda: None)._move(dead.worker_id))
