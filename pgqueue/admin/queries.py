@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -411,25 +411,13 @@ def _place(order: str, *last: Any) -> int | str:
 
 def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = ()) -> JobInfo:
     said = row["said"]
-    progress = said and JobProgress(**_timed(said, JobProgress))
+    progress = said and JobProgress(**shown.timed(said, JobProgress))
     values = {name: shown.value(row[name]) for name in ("args", "headers", "result")}
-    return JobInfo(**_timed(row, JobInfo) | values | {"progress": progress}, attempts=attempts)
+    return JobInfo(**shown.timed(row, JobInfo) | values | {"progress": progress}, attempts=attempts)
 
 
 def _attempt(row: Mapping[str, Any]) -> Attempt:
-    return Attempt(**_timed(row, Attempt))
-
-
-def _timed(row: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The values of the columns that `kind` has, times as datetimes."""
-    return {name: shown.moment(row[name]) if name in _TIMES else row[name] for name in _names(kind) if name in row}
-
-
-def _names(kind: Any) -> Iterable[str]:
-    return (field.name for field in fields(kind))
-
-
-_TIMES = frozenset({"enqueued_at", "run_at", "started_at", "finished_at", "deadline", "updated_at"})
+    return Attempt(**shown.timed(row, Attempt))
 
 
 def _short(number: float | None) -> str:

@@ -36,7 +36,6 @@ OPTIONS = [field.name for field in FIELDS if field.scheduled == "option"]
 """The fields of a job that a schedule keeps in its column `options`. The fragment `scheduled_values` names them."""
 LEFT = [name for name in NewJob.__struct_fields__ if name not in {field.name for field in FIELDS}]
 """Those that no schedule keeps."""
-TIMES = frozenset({"next_at", "last_at", "declared_at", "paused_at"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +234,7 @@ def _listed(rows: list[Row]) -> list[ScheduleInfo]:
     found: list[dict[str, Any]] = json.loads(rows[0][0])
     return [
         ScheduleInfo(
-            **each
-            | {name: shown.moment(each[name]) for name in TIMES}
-            | {name: shown.value(each[name]) for name in ("args", "options")}
+            **shown.timed(each, ScheduleInfo) | {name: shown.value(each[name]) for name in ("args", "options")}
         )
         for each in found
     ]

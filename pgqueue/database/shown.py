@@ -7,7 +7,10 @@ have not. Used by the questions about jobs and schedules.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
+from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -43,3 +46,14 @@ def moment(text: str | None) -> datetime | None:
     except (ValueError, OverflowError):
         early = text.startswith("-") or text.endswith("BC")
         return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
+
+
+def timed(row: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The values of a row that the dataclass `kind` has, times as datetimes."""
+    return {name: moment(row[name]) if time else row[name] for name, time in _columns(kind).items() if name in row}
+
+
+@cache
+def _columns(kind: Any) -> dict[str, bool]:
+    """The fields of what is read from a row, and whether each is a time."""
+    return {field.name: "datetime" in str(field.type) for field in fields(kind)}
