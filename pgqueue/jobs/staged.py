@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
-from pgqueue.jobs.fields import FIELDS, KEY_FIELDS, NULL, Field, compiled, mapping
+from pgqueue.jobs.fields import FIELDS, KEY_FIELDS, NULL, Field, compiled
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
 from pgqueue.jobs.sizes import TEXT_MOST
@@ -23,7 +23,6 @@ FORMAT = 1
 """The newest format of `options` that is known here."""
 
 _STAGED = [field for field in FIELDS if field.staged is not None]
-_READ_HERE = {"queue", "priority", "headers", "run_at", "delay", "deadline", "deadline_seconds"}
 
 
 def options_type(fields: Iterable[Field]) -> Any:
@@ -71,18 +70,9 @@ def job_of(task: str, args: str | None, options: str | None, staged_at: datetime
     if headers is not None and not headers.startswith("{"):
         raise InvalidOption(f"options: headers are a JSON object, not {headers:.40}")
     has_keys = said.unique_key is not None or said.idempotency_key is not None
-    return NewJob(
-        task=task,
-        args=args,
-        queue=check_queue(said.queue),
-        priority=check_priority(said.priority),
-        run_at=_later(staged_at, said.delay) if said.run_at is None else _utc(said.run_at),
-        delay=None,
-        headers=headers,
-        deadline=_later(staged_at, said.deadline_seconds) if said.deadline is None else _utc(said.deadline),
-        keys=_keys_of(said) if has_keys else None,
-        **_the_rest(said),
-    )
+    run_at = _later(staged_at, said.delay) if said.run_at is None else _utc(said.run_at)
+    deadline = _later(staged_at, said.deadline_seconds) if said.deadline is None else _utc(said.deadline)
+    return _new_job(task, args, said, headers, run_at, deadline, _keys_of(said) if has_keys else None)
 
 
 def check_format(number: int) -> None:
@@ -114,14 +104,16 @@ def _utc(moment: datetime | None) -> datetime | None:
 
 def making(options: Any, fields: Iterable[Field]) -> Callable[..., Any]:
     """The function of a job, and of its keys if the fields are those of keys, too, that makes its options."""
-    said = ", ".join(f"{field.name}={_value(field)}" for field in fields)
-    return compiled(f"lambda job, keys=None: options({said})", _NAMES | {"options": options})
+    return compiled(f"lambda job, keys=None: options({', '.join(map(_value, fields))})", _NAMES | {"options": options})
 
 
-def rest(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
-    """The function of options that gives the fields of the job which it takes as they are."""
-    values = {field.name: f"said.{field.name}" for field in fields if field.name not in _READ_HERE}
-    return compiled(f"lambda said: {mapping(values)}", {})
+def reading(new_job: Any) -> Callable[..., Any]:
+    """The function that makes a job of its options and what was read of them. It takes all other fields as they are."""
+    read = {"queue": "check_queue(said.queue)", "priority": "check_priority(said.priority)", "delay": "None"}
+    read |= {name: name for name in ("task", "args", "headers", "run_at", "deadline", "keys")}
+    said = ", ".join(read.get(name, f"said.{name}") for name in new_job.__struct_fields__)
+    text = f"lambda task, args, said, headers, run_at, deadline, keys: new_job({said})"
+    return compiled(text, _NAMES | {"new_job": new_job})
 
 
 def _value(field: Field) -> str:
@@ -130,9 +122,8 @@ def _value(field: Field) -> str:
     return f"utc({field.read})" if field.line == "moment" else field.read
 
 
-_NAMES = {"Keys": Keys, "utc": _utc, "Raw": msgspec.Raw, "NULL": NULL}
+_NAMES = {"utc": _utc, "Raw": msgspec.Raw, "NULL": NULL, "check_queue": check_queue, "check_priority": check_priority}
 _options = making(Options, _STAGED)
 _keyed_options = making(Options, [*_STAGED, *KEY_FIELDS])
-_the_rest = rest(_STAGED)
-_keys = ", ".join(f"{field.read.removeprefix('keys.')}=said.{field.name}" for field in KEY_FIELDS)
-_keys_of = compiled(f"lambda said: Keys({_keys})", _NAMES)
+_new_job: Callable[..., NewJob[Any]] = reading(NewJob)
+_keys_of = compiled(f"lambda said: Keys({', '.join(f'said.{field.name}' for field in KEY_FIELDS)})", {"Keys": Keys})
