@@ -37,12 +37,13 @@ SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid
 SELECT pg_postmaster_start_time()::text;
 
 -- name: sessions_end
--- End a session of ours, and wait until it has ended, 5 s at most: whatever it was doing is committed or undone then. Answers
--- whether it has, nothing if it is gone, NULL if it is not ours to end, or even to see as it is: another role's (the role that
+-- End a session of ours in this database, and wait until it has ended, 5 s at most: whatever it was doing is committed or undone
+-- then. Answers whether it has, nothing if it is gone, NULL if it is not ours to end, or even to see as it is: another role's (the role that
 -- SET ROLE gives is not the one a session came with), or a superuser's, if we are none.
 SELECT CASE WHEN a.backend_start IS NOT NULL
              AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
              AND (me.rolsuper OR (SELECT NOT r.rolsuper FROM pg_roles r WHERE r.oid = a.usesysid) IS TRUE)
             THEN pg_terminate_backend(a.pid, 5000) END
 FROM pg_stat_activity a JOIN pg_roles me ON me.rolname = current_user
-WHERE a.pid = %(pid)s::integer AND coalesce(a.backend_start = %(backend_start)s::text::timestamptz, true);
+WHERE a.pid = %(pid)s::integer AND coalesce(a.backend_start = %(backend_start)s::text::timestamptz, true)
+  AND a.datname = current_database();

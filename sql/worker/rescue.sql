@@ -1,6 +1,7 @@
 -- name: rescue_disarm
 -- End the sessions of a worker without a heartbeat since `beat`: a stopped process keeps its locks and could still
--- commit. Pid and start time must both match, so that no other session is hit.
+-- commit. Pid and start time must both match, and the database: a copy of it on the same server has rows that name the sessions of the
+-- original.
 --
 -- Sessions that we may not end are left out, because asking would be an error. These are sessions of a superuser, if we
 -- are none, and of another role, if we lack the right. Answers how many were ended, and how many could not be ended or
@@ -13,7 +14,7 @@ WITH found AS MATERIALIZED (
     CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
     JOIN pg_stat_activity a ON a.pid = s.pid AND coalesce(a.backend_start = s.backend_start, true)
     JOIN pg_roles me ON me.rolname = current_user
-    WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint
+    WHERE w.id = %(worker_id)s::bigint AND w.beat = %(beat)s::bigint AND a.datname = current_database()
 )
 SELECT count(CASE WHEN ours THEN pg_terminate_backend(pid) END), count(*) FILTER (WHERE NOT ours) FROM found;
 

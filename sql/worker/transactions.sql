@@ -4,7 +4,7 @@
 -- End this session of our own, so that its transaction comes to its end: after a COMMIT without an answer, or when its connection has
 -- broken on our side. Answers how many.
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE pid = %(pid)s::integer AND backend_start = %(backend_start)s::text::timestamptz;
+WHERE pid = %(pid)s::integer AND backend_start = %(backend_start)s::text::timestamptz AND datname = current_database();
 
 -- name: transactions_too_long
 -- After a COMMIT without an answer: a row if a timeout of the server may have ended that session, for its transaction was
