@@ -68,8 +68,6 @@ class Line:
 
     folder: str
     table: str
-    ground: str
-    """A table that its first file makes."""
     read: str
     enter: str
     option: str = ""
@@ -79,14 +77,12 @@ class Line:
 QUEUE = Line(
     "migrations",
     "migration",
-    "job",
     "SELECT version, name, breaking FROM pgqueue.migration ORDER BY version",
     "INSERT INTO pgqueue.migration (version, name, breaking) VALUES",
 )
 OUTBOX = Line(
     "migrations/outbox",
     "outbox_migration",
-    "outbox",
     "SELECT version, name, breaking FROM pgqueue.outbox_migration ORDER BY version",
     "INSERT INTO pgqueue.outbox_migration (version, name, breaking) VALUES",
     " --outbox",
@@ -276,17 +272,42 @@ ORDER BY c.relname
 """
 
 
-def _refuse_emptied(conn: Connection, schema: str, line: Line) -> None:
-    """Raise SchemaMissing if the tables are there, and only the table that says so is empty."""
+def _lacking(conn: Connection, schema: str, made: Iterable[Migration]) -> list[str] | None:
+    """Which tables of these files the database lacks; None if it has none of them."""
+    tables = set[str]()
+    for file in made:
+        tables = tables.union(_MAKES.findall(file.sql)).difference(_DROPS.findall(file.sql))
     with conn.transaction(), _cursor(conn) as cursor:
-        there = cursor.execute(
-            "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
-            [schema, line.ground],
-        ).fetchone()
-    # The table may have been made just now, by another process: then its first file has entered itself.
-    if there is None or check(conn, schema, line).applied:
+        there = {name for (name,) in cursor.execute(_TABLES, [schema]).fetchall()}
+    return sorted(tables - there) if tables & there else None
+
+
+_MAKES = re.compile(r"^CREATE TABLE pgqueue\.(\w+)", re.MULTILINE)
+_DROPS = re.compile(r"^DROP TABLE (?:IF EXISTS )?pgqueue\.(\w+)", re.MULTILINE)
+_TABLES = """
+SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind IN ('r', 'p')
+"""
+
+
+def _in_part(conn: Connection, schema: str, line: Line, lacks: Sequence[str]) -> SchemaMissing:
+    more = f" and {len(lacks) - 3} more tables" if len(lacks) > 3 else ""
+    return SchemaMissing(
+        f"{_where(conn, schema, line)} was made in part: it lacks {', '.join(lacks[:3])}{more}. Its script was stopped "
+        "half-way, or one statement of it failed and the others went on. Nothing was changed. If a pgqueue before the "
+        "first release made these tables, take another schema. Else, if no job is in it, drop its tables and run "
+        f"`{_command(schema, line)}`. Run a script in one transaction (psql -1 -v ON_ERROR_STOP=1)"
+    )
+
+
+def _refuse_emptied(conn: Connection, schema: str, line: Line) -> None:
+    """Raise SchemaMissing if tables are there, and the table that says so is empty."""
+    lacks = _lacking(conn, schema, files(line))
+    # The tables may have been made just now, by another process: then its first file has entered itself.
+    if lacks is None or check(conn, schema, line).applied:
         return
+    if lacks:
+        raise _in_part(conn, schema, line, lacks)
     rows = ", ".join(f"({file.version}, '{file.name}', {str(file.breaking).lower()})" for file in files(line))
     raise SchemaMissing(
         f"the tables of schema {schema!r} are there, but {schema}.{line.table} is empty: something has truncated it, "
@@ -298,7 +319,11 @@ def _refuse_emptied(conn: Connection, schema: str, line: Line) -> None:
 
 def _applied_now(conn: Connection, schema: str, line: Line, lock_timeout: float, wait: float) -> Iterator[Migration]:
     _refuse_hidden_rows(conn, schema, line)
-    if not check(conn, schema, line, needs="own").applied:
+    if applied := check(conn, schema, line, needs="own").applied:
+        versions = {row.version for row in applied}
+        if lacks := _lacking(conn, schema, [file for file in files(line) if file.version in versions]):
+            raise _in_part(conn, schema, line, lacks)
+    else:
         _refuse_emptied(conn, schema, line)
     for file in pending(conn, schema, line):
         if _patiently(conn, schema, line, file, (lock_timeout, wait)):

@@ -582,3 +582,39 @@ def test_an_emptied_outbox_says_what_to_put_back(empty: psycopg.Connection) -> N
     empty.execute("TRUNCATE pgqueue.outbox_migration")
     with pytest.raises(SchemaMissing, match=r"INSERT INTO pgqueue.outbox_migration .* \(1, 'staging', false\)"):
         require(empty, "pgqueue", OUTBOX)
+
+
+# Made in part --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F45")
+@pytest.mark.parametrize("line", [migrations.QUEUE, OUTBOX], ids=["queue", "outbox"])
+def test_a_script_that_stopped_half_way_is_told_by_the_tables_that_are_missing(
+    empty_dsn: str, line: migrations.Line
+) -> None:
+    """Naive is to take the empty list of migrations for a truncated one: its INSERT is followed by `nothing to do`."""
+    script, stop = migrations.as_sql("pgqueue", line=line), "attempt" if line is migrations.QUEUE else "outbox_refused"
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(script[: script.index(f"CREATE TABLE pgqueue.{stop} ")].encode())
+        for ask in (lambda: migrate(conn, "pgqueue", line=line), lambda: require(conn, "pgqueue", line)):
+            with pytest.raises(SchemaMissing, match="was made in part: it lacks") as caught:
+                ask()
+            assert stop in str(caught.value) and "INSERT" not in str(caught.value)
+        conn.execute("DROP SCHEMA pgqueue CASCADE")
+        assert migrate(conn, "pgqueue", line=line) == list(migrations.files(line))
+
+
+@pytest.mark.promise("F45")
+@pytest.mark.parametrize("table", ["job_cursor", "job_running", "duty"])
+def test_a_statement_that_failed_while_the_others_went_on_is_told(dsn: str, table: str) -> None:
+    """As psql does without ON_ERROR_STOP. The list of migrations is complete."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"DROP TABLE pgqueue.{table} CASCADE".encode())
+        with pytest.raises(SchemaMissing, match=f"made in part: it lacks {table}"):
+            migrate(conn, "pgqueue")
+
+
+def test_a_table_of_the_application_in_the_schema_is_no_part_of_ours(empty: psycopg.Connection) -> None:
+    empty.execute("CREATE SCHEMA pgqueue; CREATE TABLE pgqueue.notes (text text)")
+    assert migrate(empty, "pgqueue") == list(migrations.files())
+    assert migrate(empty, "pgqueue") == []
