@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,12 @@ def failure(message: str, code: int) -> str:
     return document((), error={"code": code, "message": message})
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are. `asdict` copies what is in them, and ends where that is deep."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return fields_of(value)
     return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import click
 
 from pgqueue.cli.database import clock, reading
 from pgqueue.cli.job_filter import choosing, read
-from pgqueue.cli.json_document import document
+from pgqueue.cli.json_document import document, fields_of
 from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import span, table, width
 from pgqueue.jobs.states import ASKED
@@ -111,7 +110,7 @@ def _list(asked: dict[str, Any], as_json: bool) -> None:
         if not page.jobs and (queue := asked.get("queue")):
             known_names.warn(conn, queue, asked.get("task"))
     if as_json:
-        jobs = [{name: value for name, value in asdict(job).items() if name != "attempts"} for job in page.jobs]
+        jobs = [{name: value for name, value in fields_of(job).items() if name != "attempts"} for job in page.jobs]
         click.echo(document(jobs, searched=page.searched, complete=page.complete, after=page.after))
         return
     if page.jobs:
@@ -151,7 +150,7 @@ def _when(job: JobInfo, now: datetime) -> str:
 
 
 def _details(job: JobInfo) -> Iterator[str]:
-    for name, value in asdict(job).items():
+    for name, value in fields_of(job).items():
         if name == "attempts" or value is None:
             continue
         yield f"{name + ':':<16} {_value(str(job.progress) if name == 'progress' else value)}"
