@@ -59,6 +59,9 @@ INDEXES = (
 )  # fmt: skip
 """The indexes of jobs that wait or run. Without one of them claims read whole tables."""
 
+KIND_MOST = 20
+"""So many findings of a kind are listed."""
+
 CRITICAL, WARNING, NOTICE = "critical", "warning", "notice"
 SEVERITIES = (CRITICAL, WARNING, NOTICE)
 
@@ -179,7 +182,7 @@ def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
         *_of_relays(relays),
         *map(_undeclared, limits.unknown(undeclared)),
     ]
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    findings = sorted(_worst(findings), key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(_reasons(found), tuple(findings), shown.at(found.now), shown.at(found.counted_at), duties)
 
 
@@ -192,6 +195,21 @@ def _reasons(found: Measured) -> tuple[Waiting, ...]:
     for group in found.groups:
         of_reason.setdefault((group.state, group.reason), []).append(group)
     return tuple(Waiting(state, reason, depth.total(groups)) for (state, reason), groups in sorted(of_reason.items()))
+
+
+def _worst(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The worst `KIND_MOST` of each kind, and how many more there are: 10,000 names of tasks have one cause."""
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for each in findings:
+        kinds.setdefault((each.name, each.severity), []).append(each)
+    for (name, severity), found in kinds.items():
+        found.sort(key=lambda each: -(each.seconds or 0.0))
+        yield from found[:KIND_MOST]
+        if more := found[KIND_MOST:]:
+            what = plural(
+                len(more), "more finding of this kind is not listed", "more findings of this kind are not listed"
+            )
+            yield Finding(name, severity, what, "look into the first ones: often all have one cause", more[0].page)
 
 
 # Findings ------------------------------------------------------------------------------------------------------------
@@ -386,7 +404,8 @@ def _of_queues(found: Measured, free: Container[str]) -> Iterator[Finding]:
             todo = "look into the logs of the workers of this queue; restart them if they say nothing"
             yield Finding("stuck", WARNING, what, todo, page, queue.longest_blocked)
     yield from _of_overdue(found)
-    for task in depth.unknown_list(each for each in found.groups if found.served.get(each.queue)):
+    unknown = depth.unknown_list(each for each in found.groups if found.served.get(each.queue))
+    for task in sorted(unknown, key=lambda task: -task.jobs.n):
         jobs = plural(task.jobs.n, "job waits", "jobs wait", str(task.jobs))
         what = f"{jobs} in queue {task.queue} for task {task.task}, which no live worker there knows"
         todo = "deploy its code, give the renamed task an alias, or cancel the jobs"

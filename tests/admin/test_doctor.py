@@ -561,6 +561,27 @@ def test_a_queue_that_grows_by_a_task_that_no_worker_knows_is_no_want_of_slots(d
 
 
 @pytest.mark.promise("F99")
+@pytest.mark.parametrize("number", [20, 21, 2_000])
+def test_of_many_findings_of_a_kind_the_worst_are_listed_and_the_others_counted(
+    dsn: str, eyes: Eyes, number: int
+) -> None:
+    """Naive is a finding for each: 24,005 lines for 10,000 names of tasks that were made from data."""
+    with ExitStack() as stack:
+        served(dsn, eyes, stack)
+        eyes.do("INSERT INTO pgqueue.job (task) SELECT 'typo.' || g FROM generate_series(1, %s) AS g", number)
+        eyes.do("INSERT INTO pgqueue.job (task) SELECT 'worst' FROM generate_series(1, 3)")
+        found = findings(dsn)
+    assert {each.name for each in found} == {"unknown"} and "3 jobs wait in queue default for task worst" in found[
+        0
+    ].what
+    if number == 2_000:
+        assert len(found) == 21
+    else:
+        assert len(found) == 21 and (number == 20 or found[-1].what == "2 more findings of this kind are not listed")
+        assert number == 21 or found[-1].what == "1 more finding of this kind is not listed"
+
+
+@pytest.mark.promise("F99")
 @pytest.mark.parametrize("listens", [False, True])
 def test_where_listen_is_off_on_purpose_no_leader_is_missed(dsn: str, eyes: Eyes, listens: bool) -> None:
     worker(eyes)
