@@ -296,7 +296,8 @@ def _in_part(conn: Connection, schema: str, line: Line, lacks: Sequence[str]) ->
         f"{_where(conn, schema, line)} was made in part: it lacks {', '.join(lacks[:3])}{more}. Its script was stopped "
         "half-way, or one statement of it failed and the others went on. Nothing was changed. If a pgqueue before the "
         "first release made these tables, take another schema. Else, if no job is in it, drop its tables and run "
-        f"`{_command(schema, line)}`. Run a script in one transaction (psql -1 -v ON_ERROR_STOP=1)"
+        f"`{_command(schema, line)}`; if jobs are in it, make what is missing as `{_command(schema, line)} --sql` "
+        "does. Run a script in one transaction (psql -1 -v ON_ERROR_STOP=1)"
     )
 
 

@@ -302,7 +302,8 @@ class Fetcher:
 
         1. The ranges that were read beside the claim are forgotten. What the claim has passed (3) is not among them.
         2. The keys of its jobs are held, and what it has blocked waits. No job runs before that (6).
-        3. The cursors rise, or fall. `passed_over` notes what they have passed: it compares them with where they began.
+        3. The next claim of this kind may ask for more, if the server had refused one. The cursors rise, or fall.
+           `passed_over` notes what they have passed: it compares them with where they began.
         4. If a task was passed over while it was paused, and is open again, all cursors start at zero, whatever 3 did.
         5. `known` loses the queues that may have more jobs. It only shrinks here, so this order does not matter. Before
            the claim was sent they were in it: a wake that came meanwhile has taken them out, and they stay out.
@@ -336,7 +337,7 @@ class Fetcher:
         self._deliver(kind, asked, claimed.jobs)
 
     def _learn_rest(self, kind: Kind, answer: Answer) -> None:
-        """Learn what an answer says beside where to look next: which rows were passed over, and who has which keys."""
+        """Learn what an answer says beside where to look next: the rows that were passed over, and the keys of jobs."""
         if answer.passed is not None:
             self.passed_over.read(answer.passed, monotonic())
         if kind.keyed:
