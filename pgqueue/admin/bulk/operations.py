@@ -19,13 +19,13 @@ from pgqueue.admin.actions import BY_HAND, checked_reason
 from pgqueue.admin.depth import Count
 from pgqueue.admin.filters import Filter, filtered
 from pgqueue.config import client
-from pgqueue.database import drivers, shown
-from pgqueue.database.statements import Row, Statement, text
+from pgqueue.database import shown
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import BulkNotFound, InvalidOption
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
 from pgqueue.jobs.values import HIGHEST_ID, aware, check_limit, number, per, whole
-from pgqueue.options import checks_options
 
 STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cancel": (LIVE, (RETRYING,)),
@@ -93,7 +93,7 @@ class Bulk:
         return sum(self.counts.values()) - self.changed
 
 
-@checks_options
+@asks
 def preview_bulk(
     conn: object,
     action: str,
@@ -103,7 +103,7 @@ def preview_bulk(
     task: str | None = None,
     older_than: float | timedelta | str | None = None,
     again: bool = False,
-) -> BulkPreview:
+) -> Statement[BulkPreview]:
     """Return how many jobs an operation would find now, some of their ids, and the highest id that has been given.
 
     `action` is "cancel", "retry", "discard" or "reschedule"; the filter is that of `bulk`. At most 20,000 rows are
@@ -113,26 +113,19 @@ def preview_bulk(
         found = pgqueue.preview_bulk(conn, "retry", state="failed", task="mail.send")
     """
     asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
-    return drivers.run(conn, _previewing(asked))
+
+    def read(rows: list[Row]) -> BulkPreview:
+        said = json.loads(rows[0][0])
+        return BulkPreview(Count(said["n"], said["exact"]), tuple(said["ids"]), said["up_to"])
+
+    return named("bulk_preview", read, **asked.params(), most=LOOKED_MOST)
 
 
-@checks_options
-async def apreview_bulk(
-    conn: object,
-    action: str,
-    *,
-    state: str | Iterable[str] | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    older_than: float | timedelta | str | None = None,
-    again: bool = False,
-) -> BulkPreview:
-    """`preview_bulk` for async connections."""
-    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
-    return await drivers.arun(conn, _previewing(asked))
+apreview_bulk = twin(preview_bulk)
+"""`preview_bulk` for async connections."""
 
 
-@checks_options
+@asks
 def bulk(
     conn: object,
     action: str,
@@ -147,7 +140,7 @@ def bulk(
     again: bool = False,
     at: datetime | None = None,
     actor: str | None = None,
-) -> Bulk:
+) -> Statement[Bulk]:
     """Begin an operation on all jobs that fit: "cancel", "retry", "discard" or "reschedule". Return it.
 
     It is done after this transaction's COMMIT, by the worker that leads, in steps of at most 1,000 jobs, each a
@@ -170,129 +163,78 @@ def bulk(
     """
     asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
     options = _options(action, reason=reason, again=again, at=at)
-    return drivers.run(conn, _starting(action, asked, options, up_to, pace, actor))
+    return named(
+        "bulk_start",
+        lambda rows: _read(rows[0]),
+        **asked.params(),
+        actor=actor_of(actor),
+        action=action,
+        target=json.dumps(asked.named()),
+        options=json.dumps(options),
+        up_to=HIGHEST_ID if up_to is None else _whole(up_to, "up_to", 0),
+        pace=None if pace is None else pace_of(pace),
+        notify=client()[1],
+    )
 
 
-@checks_options
-async def abulk(
-    conn: object,
-    action: str,
-    *,
-    state: str | Iterable[str] | None = None,
-    queue: str | None = None,
-    task: str | None = None,
-    older_than: float | timedelta | str | None = None,
-    up_to: int | None = None,
-    pace: float | str | None = None,
-    reason: str | None = None,
-    again: bool = False,
-    at: datetime | None = None,
-    actor: str | None = None,
-) -> Bulk:
-    """`bulk` for async connections."""
-    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
-    options = _options(action, reason=reason, again=again, at=at)
-    return await drivers.arun(conn, _starting(action, asked, options, up_to, pace, actor))
+abulk = twin(bulk)
+"""`bulk` for async connections."""
 
 
-@checks_options
-def get_bulk(conn: object, id: int) -> Bulk:
+@asks
+def get_bulk(conn: object, id: int) -> Statement[Bulk]:
     """Return an operation: how far it is, and the first 1,000 jobs of each reason. Raises BulkNotFound.
 
     done = pgqueue.get_bulk(conn, begun.id).counts
     """
-    return drivers.run(conn, _getting(id))
+
+    def read(rows: list[Row]) -> Bulk:
+        if not rows:
+            raise BulkNotFound(f"there is no operation {id}: it never was, or it is older than 90 days")
+        return _read(rows[0])
+
+    return named("bulk_get", read, bulk=_whole(id, "id", 1))
 
 
-@checks_options
-async def aget_bulk(conn: object, id: int) -> Bulk:
-    """`get_bulk` for async connections."""
-    return await drivers.arun(conn, _getting(id))
+aget_bulk = twin(get_bulk)
+"""`get_bulk` for async connections."""
 
 
-@checks_options
-def bulks(conn: object, *, limit: int = 50, before: int | None = None) -> list[Bulk]:
+@asks
+def bulks(conn: object, *, limit: int = 50, before: int | None = None) -> Statement[list[Bulk]]:
     """Return the newest operations, the newest first, at most `limit` (1 to 1,000), without the ids of their jobs.
 
     `before` is the id of an operation: only older ones. They are kept for 90 days.
 
         [last] = pgqueue.bulks(conn, limit=1)
     """
-    return drivers.run(conn, _listing(limit, before))
+    return named(
+        "bulk_list",
+        lambda rows: [_read(row) for row in rows],
+        n=check_limit(limit, LIMIT_MOST),
+        before=None if before is None else _whole(before, "before", 1),
+    )
 
 
-@checks_options
-async def abulks(conn: object, *, limit: int = 50, before: int | None = None) -> list[Bulk]:
-    """`bulks` for async connections."""
-    return await drivers.arun(conn, _listing(limit, before))
+abulks = twin(bulks)
+"""`bulks` for async connections."""
 
 
-@checks_options
-def stop_bulk(conn: object, id: int, *, actor: str | None = None) -> Bulk | None:
+@asks
+def stop_bulk(conn: object, id: int, *, actor: str | None = None) -> Statement[Bulk | None]:
     """End an operation, with this transaction's COMMIT, and return it with what it has done; None if none was open.
 
     A step that is under way is waited for, and counted; no other one begins. What was done stays done. Recorded.
 
         stopped = pgqueue.stop_bulk(conn, begun.id)
     """
-    return drivers.run(conn, _stopping(id, actor))
+    return named(
+        "bulk_stop", lambda rows: _read(rows[0]) if rows else None, bulk=_whole(id, "id", 1), actor=actor_of(actor)
+    )
 
 
-@checks_options
-async def astop_bulk(conn: object, id: int, *, actor: str | None = None) -> Bulk | None:
-    """`stop_bulk` for async connections."""
-    return await drivers.arun(conn, _stopping(id, actor))
-
-
-# The statements ------------------------------------------------------------------------------------------------------
-
-
-def _previewing(asked: Filter) -> Statement[BulkPreview]:
-    def read(rows: list[Row]) -> BulkPreview:
-        said = json.loads(rows[0][0])
-        return BulkPreview(Count(said["n"], said["exact"]), tuple(said["ids"]), said["up_to"])
-
-    return Statement(text("bulk_preview", client()[0]), asked.params() | {"most": LOOKED_MOST}, read)
-
-
-def _starting(
-    action: str,
-    asked: Filter,
-    options: Mapping[str, object],
-    up_to: int | None,
-    pace: float | str | None,
-    actor: str | None,
-) -> Statement[Bulk]:
-    schema, notify = client()
-    params: dict[str, object] = {
-        "actor": actor_of(actor),
-        "action": action,
-        "target": json.dumps(asked.named()),
-        "options": json.dumps(options),
-        "up_to": HIGHEST_ID if up_to is None else _whole(up_to, "up_to", 0),
-        "pace": None if pace is None else pace_of(pace),
-        "notify": notify,
-    }
-    return Statement(text("bulk_start", schema), asked.params() | params, lambda rows: _read(rows[0]))
-
-
-def _getting(id: int) -> Statement[Bulk]:
-    def read(rows: list[Row]) -> Bulk:
-        if not rows:
-            raise BulkNotFound(f"there is no operation {id}: it never was, or it is older than 90 days")
-        return _read(rows[0])
-
-    return Statement(text("bulk_get", client()[0]), {"bulk": _whole(id, "id", 1)}, read)
-
-
-def _listing(limit: int, before: int | None) -> Statement[list[Bulk]]:
-    params = {"n": check_limit(limit, LIMIT_MOST), "before": None if before is None else _whole(before, "before", 1)}
-    return Statement(text("bulk_list", client()[0]), params, lambda rows: [_read(row) for row in rows])
-
-
-def _stopping(id: int, actor: str | None) -> Statement[Bulk | None]:
-    params = {"bulk": _whole(id, "id", 1), "actor": actor_of(actor)}
-    return Statement(text("bulk_stop", client()[0]), params, lambda rows: _read(rows[0]) if rows else None)
+astop_bulk = twin(stop_bulk)
+"""`stop_bulk` for async connections."""
 
 
 # What is given and what comes back -----------------------------------------------------------------------------------

@@ -17,13 +17,17 @@ Why each part counts once in the minutes and once in the hours, also beside a se
 
 How many jobs wait is noted by the same message: the last measurement of table `depth`, once for each minute. So it
 costs no round trip of its own. Such a number is not added up: an hour has the largest of its minutes.
+
+A part that cannot be read is dropped, for nothing will ever read it. So the fold leaves no row alone, as a mover does.
+If a trigger of the application refuses a minute, the duty fails as a whole. The parts wait until the trigger is gone.
 """
 
 from __future__ import annotations
 
 import logging
 
-from pgqueue.database.backoff import described, of_data
+from pgqueue.database.backoff import described
+from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 
 log = logging.getLogger("pgqueue")
@@ -49,7 +53,7 @@ class HistoryFold:
                 most = self._most
                 full = await self._fold() == most
         except Exception as error:
-            if not of_data(error):
+            if not refuses_row(error):
                 raise
             await self._narrow(error)
             return 0.0

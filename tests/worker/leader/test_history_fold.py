@@ -203,6 +203,24 @@ async def test_a_part_that_cannot_be_read_is_dropped_and_keeps_no_other(bench: B
 
 
 @pytest.mark.promise("F92")
+@pytest.mark.parametrize("state", ["P0001", "22023", "23514"])
+async def test_parts_wait_while_a_trigger_of_the_application_refuses(bench: Bench, eyes: Eyes, state: str) -> None:
+    """By its SQLSTATE alone such an error looks like one of a part that cannot be read."""
+    eyes.do(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$;"
+        "CREATE TRIGGER refuse BEFORE INSERT ON pgqueue.history_minute FOR EACH ROW EXECUTE FUNCTION public.refuse()"
+    )
+    bench.part()
+    for _ in range(3):
+        with pytest.raises(psycopg.DatabaseError):
+            await bench.fold.round()
+    eyes.do("DROP FUNCTION public.refuse() CASCADE")
+    await bench.fold.round()
+    assert eyes.all(MINUTES) == [("t", 1, 0)]
+
+
+@pytest.mark.promise("F92")
 async def test_it_goes_on_after_a_fixture_has_emptied_all_tables(bench: Bench, eyes: Eyes) -> None:
     eyes.do("TRUNCATE pgqueue.ring, pgqueue.duty")
     bench.part()
