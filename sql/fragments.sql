@@ -505,14 +505,24 @@ deep AS MATERIALIZED (
 )
 
 -- name: history_answer
--- The rows of `summed`, each with what was measured, as JSON. Where something was measured, a state without jobs has 0 of them.
+-- The rows of `summed` and of `deep`, as JSON. Where something was measured, a state without jobs has 0 of them. Where nothing was counted,
+-- the numbers are 0, but in the last two minutes NULL: these are not counted yet (a part is written after 65 s, and folded after 95).
 SELECT coalesce(json_agg(each), '[]')::text
-FROM (SELECT extract(epoch FROM at)::float8 AS at, queue, task, {{happenings}}, wait_seconds, run_seconds, wait, run,
+FROM (SELECT extract(epoch FROM at)::float8 AS at, queue, coalesce(task, '') AS task,
+          coalesce(started, known.none) AS started, coalesce(completed, known.none) AS completed,
+          coalesce(failed, known.none) AS failed, coalesce(retried, known.none) AS retried, coalesce(snoozed, known.none) AS snoozed,
+          coalesce(cancelled, known.none) AS cancelled, coalesce(expired, known.none) AS expired,
+          coalesce(skipped, known.none) AS skipped, coalesce(interrupted, known.none) AS interrupted,
+          coalesce(rescued, known.none) AS rescued, coalesce(wait_seconds, known.none) AS wait_seconds,
+          coalesce(run_seconds, known.none) AS run_seconds,
+          coalesce(wait, '{}') AS wait, coalesce(run, '{}') AS run,
           CASE WHEN deep.at IS NOT NULL THEN coalesce(available, 0) END AS available,
           CASE WHEN deep.at IS NOT NULL THEN coalesce(scheduled, 0) END AS scheduled,
           CASE WHEN deep.at IS NOT NULL THEN coalesce(blocked, 0) END AS blocked,
           CASE WHEN deep.at IS NOT NULL THEN coalesce(running, 0) END AS running, oldest, longest_blocked
-      FROM summed LEFT JOIN deep USING (at, queue) ORDER BY at, queue, task) AS each
+      FROM summed FULL JOIN deep USING (at, queue)
+      CROSS JOIN LATERAL (SELECT CASE WHEN at <= (SELECT pgqueue.now()) - interval '2 minutes' THEN 0 END AS none) AS known
+      ORDER BY at, queue, task) AS each
 
 -- name: history_columns
 -- What a row of the history holds, beside its leaf.

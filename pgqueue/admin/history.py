@@ -2,8 +2,8 @@
 waited and ran; and how many there were in each queue.
 
 Called by applications and by the CLI. Only reads, inside the caller's transaction, on any connection. Workers count and
-the leader folds: the newest minute is seen about two minutes later. What was counted by no worker is not there: jobs
-that `pgqueue.testing` ran.
+the leader folds: a minute is counted about two minutes later, and until then its numbers are None. What was counted by
+no worker is not there: jobs that `pgqueue.testing` ran.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class HistoryRow:
     which a lock, a limit or a rate has blocked it is not.
 
     How many jobs there were, as the leading worker has measured it: `available`, `scheduled`, `blocked`, `running`;
-    None if nothing was measured, and in rows of single tasks. `oldest` and `longest_blocked` are the seconds that
-    `QueueInfo` has. Of an hour each is the largest of its minutes; of all queues the numbers are added up.
+    None if nothing was measured, and in rows of single tasks. So the newest minutes have rows before anything is
+    counted. What is not counted yet is None, and not 0. `oldest` and `longest_blocked` are the seconds that `QueueInfo`
+    has. Of an hour each is the largest of its minutes; of all queues the numbers are added up.
     """
 
     at: datetime
@@ -56,18 +57,18 @@ class HistoryRow:
     """None if all queues are together."""
     task: str | None
     """None if all tasks are together. `other tasks`: those beyond the first 200 that a worker has counted."""
-    started: int
-    completed: int
-    failed: int
-    retried: int
-    snoozed: int
-    cancelled: int
-    expired: int
-    skipped: int
-    interrupted: int
-    rescued: int
-    wait_seconds: float
-    run_seconds: float
+    started: int | None
+    completed: int | None
+    failed: int | None
+    retried: int | None
+    snoozed: int | None
+    cancelled: int | None
+    expired: int | None
+    skipped: int | None
+    interrupted: int | None
+    rescued: int | None
+    wait_seconds: float | None
+    run_seconds: float | None
     wait: tuple[int, ...]
     run: tuple[int, ...]
     available: int | None = None

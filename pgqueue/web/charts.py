@@ -45,9 +45,10 @@ class Step:
     at: datetime
     rows: tuple[HistoryRow, ...]
 
-    def sum(self, name: str) -> int:
-        """The sum of a number of these rows."""
-        return sum(getattr(row, name) for row in self.rows)
+    def sum(self, name: str) -> int | None:
+        """The sum of a number of these rows; None if none of them is counted yet."""
+        known = [value for row in self.rows if (value := getattr(row, name)) is not None]
+        return sum(known) if known or not self.rows else None
 
     def most(self, name: str) -> float | None:
         """The largest of a number; None if there is none."""
@@ -70,7 +71,7 @@ def steps(rows: Iterable[HistoryRow], first: datetime, length: timedelta, number
 
 def stacked(given: Sequence[Step], kinds: Sequence[str]) -> Chart:
     """A bar for each step, made of one part for each of these numbers, the first at the ground."""
-    top = max((sum(step.sum(kind) for kind in kinds) for step in given), default=0) or 1
+    top = max((sum(step.sum(kind) or 0 for kind in kinds) for step in given), default=0) or 1
     width, bars = WIDTH / max(1, len(given)), []
     for place, step in enumerate(given):
         ground = float(HEIGHT)

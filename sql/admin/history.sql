@@ -9,7 +9,7 @@ WITH asked AS MATERIALIZED (
 ), line AS MATERIALIZED (
     SELECT m.at, CASE WHEN %(by)s::text = 'all' THEN '' ELSE m.queue END AS queue, CASE WHEN %(by)s::text = 'task' THEN m.task ELSE '' END AS task,
         {{happenings}}, m.wait_seconds, m.run_seconds, m.wait, m.run
-    FROM asked AS m
+    FROM asked AS m WHERE m.state IS NULL
 ), measured AS MATERIALIZED (
     SELECT m.at, m.queue, m.state, m.n, m.oldest FROM asked AS m WHERE m.state IS NOT NULL
 ), {{history_summed}}, {{history_deep}}
@@ -30,7 +30,7 @@ WITH asked AS MATERIALIZED (
 ), line AS MATERIALIZED (
     SELECT m.at, CASE WHEN %(by)s::text = 'all' THEN '' ELSE m.queue END AS queue, CASE WHEN %(by)s::text = 'task' THEN m.task ELSE '' END AS task,
         {{happenings}}, m.wait_seconds, m.run_seconds, m.wait, m.run
-    FROM asked AS m
+    FROM asked AS m WHERE m.state IS NULL
 ), measured AS MATERIALIZED (
     SELECT m.at, m.queue, m.state, m.n, m.oldest FROM asked AS m WHERE m.state IS NOT NULL
 ), {{history_summed}}, {{history_deep}}

@@ -245,7 +245,7 @@ def test_rows_of_queues_say_how_many_jobs_there_were(eyes: Eyes, conn: psycopg.C
     assert (busy.queue, busy.started, busy.available, busy.running, busy.oldest) == ("busy", 1, None, None, None)
     assert (q.started, q.available, q.scheduled, q.blocked, q.running) == (3, 40, 0, 2, 0)
     assert (q.oldest, q.longest_blocked) == (8.5, 90.0)
-    assert (still.queue, still.started, still.available, still.oldest, still.wait) == ("still", 0, 4, 600.0, ())
+    assert (still.queue, still.started, still.available, still.oldest, still.wait) == ("still", None, 4, 600.0, ())
     [together] = pgqueue.history(conn, by="all")
     assert (together.started, together.available, together.blocked, together.oldest) == (4, 44, 2, 600.0)
     assert [(row.queue, row.task, row.available) for row in pgqueue.history(conn)] == [
@@ -255,7 +255,7 @@ def test_rows_of_queues_say_how_many_jobs_there_were(eyes: Eyes, conn: psycopg.C
     [of_task] = pgqueue.history(conn, task="u", by="all")
     assert (of_task.started, of_task.available) == (1, None)
     [one] = pgqueue.history(conn, queue="still", by="all")
-    assert (one.started, one.available) == (0, 4)
+    assert (one.started, one.available) == (None, 4)  # what is not counted yet is not 0
 
 
 @pytest.mark.promise("F96")
@@ -279,3 +279,20 @@ def test_the_command_shows_how_many_jobs_waited(eyes: Eyes, dsn: str) -> None:
         864_000.0,
         90.0,
     )
+
+
+@pytest.mark.promise("F96")
+def test_a_minute_that_is_not_counted_yet_is_not_zero(eyes: Eyes, conn: psycopg.Connection, dsn: str) -> None:
+    """It is measured at once, and counted about two minutes later. Then nothing happened if there is no count."""
+    for at in ("now()", "now() - interval '1 minute'", "now() - interval '3 minutes'", "now() - interval '4 minutes'"):
+        note(eyes, "available", 4, at=at)
+    add(eyes, "now() - interval '1 minute'", n=3)  # a worker that was stopped has written at once
+    add(eyes, "now() - interval '4 minutes'", n=2)
+    for by in ("queue", "all"):
+        found = [(row.started, row.run_seconds) for row in pgqueue.history(conn, by=by)]
+        assert found == [(2, 2.5), (0, 0.0), (3, 2.5), (None, None)]
+    note(eyes, "available", 4, table="hour")
+    assert [row.started for row in pgqueue.history(conn, by="all", step="hour")][-1:] == [None]
+    rows = [line.split() for line in command("history", dsn=dsn).stdout.splitlines()[1:]]
+    assert [row[2:7] for row in rows[1::2]] == [["0"] * 5, ["?"] * 5]
+    assert [item["failed"] for item in items(command("history", "--json", dsn=dsn))] == [1, 0, 1, None]

@@ -27,6 +27,8 @@ NUMBERS = {
 """The columns behind the names."""
 LESS_WANTED = frozenset({"RETRIED", "OTHER"})
 """Left out on a terminal that is too narrow: else the times would be cut."""
+NOT_COUNTED = "?"
+"""The number of a minute that is not counted yet."""
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -54,8 +56,8 @@ def command(
 
     Times are UTC. WAIT and RUN are the times that 95 % have not exceeded, estimated. WAITING are available and blocked
     jobs, and OLDEST is for how long the first one could have run; an hour has the largest of its minutes. They are not
-    known by task. A minute in which nothing happened and no job waited has no row. The newest minute is seen about two
-    minutes later. `--json` has all numbers, with p50, p95 and p99.
+    known by task. A minute in which nothing happened and no job waited has no row. A minute is counted about two
+    minutes later; until then its numbers are `?`, and null in `--json`, which has all of them, with p50, p95 and p99.
 
     \b
     Examples:
@@ -101,7 +103,8 @@ def _widest(head: str, rows: Sequence[dict[str, object]]) -> int:
 
 def _cells(row: HistoryRow) -> dict[str, object]:
     """What stands in each column that there may be."""
-    other = row.snoozed + row.cancelled + row.expired + row.skipped + row.interrupted + row.rescued
+    others = (row.snoozed, row.cancelled, row.expired, row.skipped, row.interrupted, row.rescued)
+    other = sum(n or 0 for n in others) if row.started is not None else None
     counts = {
         "STARTED": row.started,
         "DONE": row.completed,
@@ -122,8 +125,10 @@ def _cells(row: HistoryRow) -> dict[str, object]:
     }
 
 
-def _number(n: int) -> str:
+def _number(n: int | None) -> str:
     """A number of jobs; on a terminal in five characters at most."""
+    if n is None:
+        return NOT_COUNTED
     if width() is None or n < 100_000:
         return str(n)
     return f"{n // 1_000}k" if n < 10_000_000 else f"{n // 1_000_000}M"

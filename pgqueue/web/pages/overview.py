@@ -82,7 +82,7 @@ def _minute(row: HistoryRow) -> dict[str, Any]:
 
 
 def _hour(rows: Sequence[HistoryRow]) -> dict[str, int]:
-    return {name: sum(getattr(row, name) for row in rows) for name in SUMMED}
+    return {name: sum(getattr(row, name) or 0 for row in rows) for name in SUMMED}
 
 
 def _distinct(*problems: Problem | None) -> list[Problem]:
