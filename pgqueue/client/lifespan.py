@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
+from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.errors import InvalidOption
 from pgqueue.options import checks_options
 
@@ -33,16 +34,18 @@ def lifespan(function: F) -> F:
     """
     if not inspect.isasyncgenfunction(cast(object, function)):
         raise InvalidOption(f"@pgqueue.lifespan: {function!r} must be an async function that yields once")
-    if _declared and _name(_declared[0]) != _name(function):
-        raise InvalidOption(f"@pgqueue.lifespan: {_name(_declared[0])} is declared already; compose the two into one")
+    here = Place.here()
+    for other in _declared:
+        before = declared_at(other)
+        if not here.replaces(before, one_name=name_of(other) == name_of(function)):
+            raise InvalidOption(
+                f"@pgqueue.lifespan: {name_of(other)} is declared already ({before.at}); compose the two into one"
+            )
     _declared[:] = [function]
+    declare(function, here)
     return function
 
 
 def declared() -> AbstractAsyncContextManager[Any]:
     """The lifespan to enter. If none was declared, it does nothing."""
     return asynccontextmanager(_declared[0])() if _declared else nullcontext()
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.observers import Observer, Watched, observers, tell
+from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.job import Job, current_job, fields
@@ -128,12 +129,14 @@ def middleware(function: M) -> M:
 
 def _plain(what: str, function: Hook) -> Hook:
     if inspect.iscoroutinefunction(function):
-        raise InvalidOption(f"@pgqueue.{what}: {_name(function)} is async, and would never be awaited: use a plain def")
+        raise InvalidOption(
+            f"@pgqueue.{what}: {name_of(function)} is async, and would never be awaited: use a plain def"
+        )
     return function
 
 
 def _declare(what: str, function: Hook, declared: list[Any], parameters: int) -> Hook:
-    """Keep the function. If its module is imported again, the new function replaces the old one."""
+    """Keep the function. If its module is imported again, the new function replaces the old one (see place)."""
     generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if generator or not inspect.isfunction(function):
         raise InvalidOption(f"@pgqueue.{what}: {function!r} must be a function, and no generator")
@@ -141,17 +144,16 @@ def _declare(what: str, function: Hook, declared: list[Any], parameters: int) ->
         inspect.signature(function).bind(*(None,) * parameters)
     except TypeError:
         given = ("job", "job, outcome", "job, call")[0 if parameters == 1 else 1 + (what == "middleware")]
-        raise InvalidOption(f"@pgqueue.{what}: {_name(function)} is called with ({given})") from None
-    names = [_name(each) for each in declared]
-    if _name(function) in names:
-        declared[names.index(_name(function))] = function
+        raise InvalidOption(f"@pgqueue.{what}: {name_of(function)} is called with ({given})") from None
+    here, name = Place.here(), name_of(function)
+    for place, each in enumerate(declared):
+        if name_of(each) == name and here.replaces(declared_at(each), one_name=True):
+            declared[place] = function
+            break
     else:
         declared.append(function)
+    declare(function, here)
     return cast(Hook, function)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 # Calling --------------------------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ class Hooks:
             try:
                 hook(job)
             except (Exception, SystemExit):  # Interrupted is not among these: it stops the job, not the hook
-                _complain("on_start hook %s failed; job %d (%s) runs all the same", _name(hook), job)
+                _complain("on_start hook %s failed; job %d (%s) runs all the same", name_of(hook), job)
         begun.context = copy_context()
 
 
@@ -281,7 +283,7 @@ def _tell(hook: OnFinish, job: Job, told: JobOutcome) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException:  # an exception that leaves here would cost the worker a slot
-        _complain("on_finish hook %s failed; the outcome of job %d (%s) stands", _name(hook), job)
+        _complain("on_finish hook %s failed; the outcome of job %d (%s) stands", name_of(hook), job)
 
 
 def _complain(message: str, name: str, job: Job) -> None:

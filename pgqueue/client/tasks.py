@@ -30,6 +30,7 @@ from typing import (
 
 from pgqueue.client.enqueue import aenqueue, aenqueue_many, enqueue, enqueue_many
 from pgqueue.client.handle import JobHandle
+from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.client.registry import declared_tasks
 from pgqueue.client.schedules import spec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
@@ -87,6 +88,7 @@ Row = Mapping[str, Any] | tuple[Any, ...]
 _NOW = "task.enqueue(conn, …), on the connection of your transaction"
 _LATER = "task.using(delay=30).enqueue(conn, …); also run_at=, queue=, priority=, retry="
 _MADE = "task.new(…), a job for enqueue_many; from a handler job.enqueue(task, …) makes a successor"
+WRAPPED = ". A decorator without functools.wraps gives all its functions one name: add it"
 OTHER_WORDS = {
     **dict.fromkeys(["delay", "perform_async", "send", "defer", "kiq", "enqueue_call"], _NOW),
     **dict.fromkeys(["defer_async", "delay_on_commit"], f"{_NOW}; in async code `await task.aenqueue(conn, …)`"),
@@ -521,22 +523,24 @@ def _transactional(value: object, name: str) -> bool | Literal["required"]:
 
 
 def _register(new: Task[..., Any]) -> Task[..., Any]:
-    names = (new.name, *new.aliases)
+    names, here = (new.name, *new.aliases), Place.here()
     for name in names:
         other = registry.get(name)
-        if other is not None and _origin(other) != _origin(new):
+        if other is None:
+            continue
+        before = declared_at(other.fn)
+        if not here.replaces(before, one_name=name_of(other.fn) == name_of(new.fn)):
             raise InvalidOption(
-                f"task name {name!r} is taken by {_origin(other)}, so {_origin(new)} cannot have it: pass name=… to one"
+                f"task name {name!r} is taken by {name_of(other.fn)} ({before.at}), so {name_of(new.fn)} ({here.at}) "
+                "cannot have it: pass name=… to one"
+                + (WRAPPED if name_of(other.fn) == name_of(new.fn) and name == default_name(new.fn) else "")
             )
     if replaced := registry.get(new.name):  # the module was imported again: names it no longer declares are removed
         for name in [name for name, each in registry.items() if each is replaced]:
             del registry[name]
     registry.update(dict.fromkeys(names, new))
+    declare(new.fn, here)
     return new
-
-
-def _origin(declared: Task[..., Any]) -> str:
-    return f"{declared.fn.__module__}:{declared.fn.__qualname__}"
 
 
 def _mapping(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -214,7 +214,7 @@ def test_main_has_no_name_a_worker_could_find(monkeypatch: pytest.MonkeyPatch) -
 def test_two_functions_cannot_have_one_name() -> None:
     first = task(name="billing.charge", aliases=["billing.pay"])(charge)
     for options in ({"name": "billing.charge"}, {"name": "billing.pay"}, {"name": "x", "aliases": ["billing.pay"]}):
-        with pytest.raises(InvalidOption, match=rf"is taken by {__name__}:charge.*{__name__}:send.*pass name="):
+        with pytest.raises(InvalidOption, match=rf"is taken by {__name__}\.charge.*{__name__}\.send.*pass name="):
             task(**options)(send)
     assert names() == {"billing.charge", "billing.pay"}
     assert find("billing.pay") is first
