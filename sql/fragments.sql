@@ -1037,6 +1037,15 @@ tally AS MATERIALIZED (
     RETURNING b.fence, ahead.ends, extract(epoch FROM ahead.next_at - ahead.now)::float8 AS pause, reach.n
 )
 
+-- name: read_only
+-- Whether this database is read only by order, for all its clients. Not if only this role, or this session, is.
+(current_setting('default_transaction_read_only') = 'on' AND (
+    (SELECT s.source NOT IN ('user', 'database user', 'client', 'session') FROM pg_settings s WHERE s.name = 'default_transaction_read_only')
+    OR EXISTS (
+        SELECT FROM pg_db_role_setting r CROSS JOIN LATERAL unnest(r.setconfig) AS own (setting)
+        WHERE r.setrole = 0 AND r.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+          AND own.setting IN ('default_transaction_read_only=on', 'default_transaction_read_only=true'))))
+
 -- name: duties
 -- What live workers say of their duties, one row of each: how many seconds ago it last ran anywhere, and how long that took; the last error, and
 -- how many seconds ago that was; for how many seconds it has failed each time in some worker (NULL: in none).

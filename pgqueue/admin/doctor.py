@@ -171,8 +171,8 @@ def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
     free = yield from _with_free_slot(found)
     findings = [
         *_newer(version, known),
-        *_of_sessions(sessions),
         *_of_server(server),
+        *_of_sessions(sessions),
         *_of_tables(tables),
         *_of_workers(workers, led=server["led"]),
         *_of_duties(duties),
@@ -251,6 +251,10 @@ def _of_sessions(found: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _of_server(found: Mapping[str, Any]) -> Iterator[Finding]:
+    if found["read_only"]:
+        what = "the database is read only (default_transaction_read_only is on): workers and relays take nothing"
+        todo = "if that is no fence: ALTER DATABASE … RESET default_transaction_read_only; they go on by themselves"
+        yield Finding("read_only", CRITICAL, what, todo, f"{DOCS}#a-database-that-is-read-only")
     if found["notify"] >= NOTIFY_SHARE:
         what = f"the server's NOTIFY queue is {100 * found['notify']:.0f} % full"
         todo = "end the session that listens and stays in a transaction; the log of a worker names it"

@@ -16,12 +16,13 @@ class Health:
     """The health of a host's workers.
 
     `well`: a worker has sent a heartbeat within its lease, or all were ordered to be quiet. `ready`: a worker takes
-    jobs, too.
+    jobs, too. `read_only`: the database is, by order, so none does.
     """
 
     host: str
     well: bool
     ready: bool
+    read_only: bool = False
 
 
 @asks

@@ -168,7 +168,8 @@ class Status:
 
     `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. If jobs that have ended
     were counted before the others, it is the time of the ended ones. `unknown` are the tasks with waiting jobs that no
-    live worker of their queue knows, the most frequent first.
+    live worker of their queue knows, the most frequent first. `read_only`: the database is, by order, so workers take
+    nothing.
     """
 
     database: str
@@ -182,6 +183,7 @@ class Status:
     unknown: tuple[UnknownTask, ...]
     workers: tuple[WorkerInfo, ...]
     paused_tasks: tuple[PausedTask, ...] = ()
+    read_only: bool = False
 
 
 class _Standing(msgspec.Struct):
@@ -194,6 +196,7 @@ class _Standing(msgspec.Struct):
     at: datetime
     workers: tuple[WorkerInfo, ...]
     paused_tasks: tuple[PausedTask, ...]
+    read_only: bool
 
 
 @asks

@@ -30,6 +30,8 @@ from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
 from pgqueue.database.backoff import Backoff, described
+from pgqueue.database.outage import Outage
+from pgqueue.database.sessions import ReadOnly
 from pgqueue.plain_text import plural
 from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.liveness.watchdog import Watchdog
@@ -38,6 +40,8 @@ from pgqueue.worker.worker import Worker
 log = logging.getLogger("pgqueue")
 
 IDLE_CONNECTIONS = 3
+START = "start"
+"""Of what looks at the database before there is a worker."""
 
 
 @contextmanager
@@ -79,12 +83,18 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
 
 
 def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
-    """Check the schema; what the banner says. Waits for a server that is starting up, as long as that takes."""
-    backoff, state = Backoff(), None
+    """Check the schema; what the banner says. Waits for a server that is starting up, or read only, as long as that
+    takes."""
+    backoff, state, outage = Backoff(), None, Outage()
     while True:
         try:
             with connected("work", needs="work") as conn:
+                if conn.execute("SHOW transaction_read_only").fetchone() == ("on",):
+                    raise ReadOnly
+                outage.answered(START)
                 return _facts(conn, worker)
+        except ReadOnly as error:
+            pause = outage.lost(START, error)
         except psycopg.OperationalError as error:
             before, state = state, server_state()
             # If it takes connections by now, it may just have come up: then the next error is another one.
@@ -92,9 +102,10 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
                 raise
             if before is None and state == Ping.REJECT:
                 log.warning("waiting for the server: %s", safe(line_of(error)))
+            pause = backoff.pause()
         if worker_end is not None:
             worker_end.waits()
-        time.sleep(backoff.pause())
+        time.sleep(pause)
 
 
 async def _serve(

@@ -32,8 +32,9 @@ _TRANSIENT = (
     psycopg.errors.InvalidSqlStatementName,
 )
 
-_AWAY = ("08", "57P", "53300")
-"""SQLSTATE classes and codes by which a server, or a pooler, ends a session or takes none."""
+_AWAY = ("08", "57P", "53300", "25006")
+"""SQLSTATE classes and codes by which a server, or a pooler, ends a session or takes none. So is 25006 (`read_only`):
+a session keeps what it began with, so only another one may write."""
 LOST_SECONDS = 0.05
 """A service whose session is lost asks again after this time. The session paces its connections (see outage)."""
 OPEN_ID = "Another transaction has inserted a job of the same id, as after a restore, and is still open"
@@ -88,10 +89,17 @@ def without_values(error: BaseException) -> str:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether the error says that the connection or the server is gone. Else the server has answered the statement."""
+    """Whether the error says that the connection or the server is gone, or takes no writes. Else the server has
+    answered the statement."""
     if isinstance(error, psycopg.Error) and error.sqlstate is not None:
         return error.sqlstate.startswith(_AWAY)
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError)
+
+
+def read_only(error: BaseException) -> bool:
+    """Whether the session may not write: `default_transaction_read_only` is on, or it is on a standby. That is an order
+    of the operator, as during a switchover: nothing is taken from the database until it is lifted."""
+    return isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
 
 
 def one_line(error: BaseException) -> str:

@@ -369,7 +369,7 @@ def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_time
     with conn.transaction(), _cursor(conn) as cursor:
         if own_transaction:
             # With REPEATABLE READ as the role's default we would not see what the process before us has done.
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         _set(cursor, lock_timeout=wait, statement_timeout=0)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
         if any(row.version == file.version for row in _read_ours(conn, schema, line)):

@@ -11,7 +11,8 @@ Why no session tries too often, and none waits too long:
 3. Services that share a session share its back-off. So the tries do not grow with the number of services.
 
 What is said, however many sessions are lost: one line when the first is lost, one when none is any more, and at most
-one a minute in between. A session that has not tried for a while counts as not wanted: it holds up no line.
+one a minute in between. That the database is read only is said at once, for another cause may have come first. A
+session that has not tried for a while counts as not wanted: it holds up no line.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from pgqueue.database.backoff import Backoff, one_line
+from pgqueue.database.backoff import Backoff, one_line, read_only
 
 log = logging.getLogger("pgqueue")
 
 SAID_SECONDS = 60.0
 """While the database is away, a line comes once in this time."""
+LOST = "the database is lost (%s): %s; trying again until it is back"
+READ_ONLY = "the database is read only (%s): %s; nothing is taken until that is lifted"
 UNWANTED_SECONDS = 75.0
 """A session that has not tried for so long is not wanted: no pause and no message of a worker takes this long."""
 
@@ -49,22 +52,27 @@ class Outage:
         self._lock = threading.Lock()
         self._lost: dict[str, _Lost] = {}
         self._since = self._said_at = 0.0
+        self._fenced = False
+        """Whether a session was lost since because the database is read only."""
 
     def lost(self, name: str, error: BaseException, most: float = 5.0) -> float:
         """The session of this name was lost, or could not be opened. Returns the pause, `most` seconds at most, before
         its next try."""
         with self._lock:
-            now = self._clock()
-            if not self._wanted(now):
-                self._since = self._said_at = now
-                log.warning("the database is lost (%s): %s; trying again until it is back", name, one_line(error))
+            now, fenced = self._clock(), read_only(error)
+            if first := not self._wanted(now):
+                self._since, self._fenced = now, False
+            if first or (fenced and not self._fenced):
+                self._said_at, self._fenced = now, fenced
+                log.warning(READ_ONLY if fenced else LOST, name, one_line(error))
             session = self._lost.setdefault(name, _Lost(Backoff(most=most), now, now))
             pause = session.backoff.pause()
             session.tried_at, session.next_at = now, now + pause
             if now - self._said_at >= SAID_SECONDS:
                 self._said_at = now
                 names = ", ".join(self._wanted(now))
-                log.warning("the database is away for %.0f s (%s): %s", now - self._since, names, one_line(error))
+                how = "read only" if fenced else "away"
+                log.warning("the database is %s for %.0f s (%s): %s", how, now - self._since, names, one_line(error))
             return pause
 
     def answered(self, name: str) -> None:
@@ -75,6 +83,11 @@ class Outage:
             now = self._clock()
             if self._lost.pop(name, None) is not None and not self._wanted(now):
                 log.warning("the database is back after %.1f s", now - self._since)
+
+    def read_only(self) -> bool:
+        """Whether sessions are lost, and the database is read only."""
+        with self._lock:
+            return self._fenced and bool(self._wanted(self._clock()))
 
     def pause(self, name: str) -> float:
         """Seconds before this session may be opened; 0 if it was not lost."""

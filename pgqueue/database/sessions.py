@@ -4,6 +4,9 @@ Every message of a worker is one pipeline and one READ COMMITTED transaction. It
 this transaction only. Defaults of role and database therefore cannot break a worker, and a transaction pooler cannot
 mix it up with other clients. If a session is ours alone (known by its pid and its age), its settings are set once.
 
+One default is an order, and is obeyed: `default_transaction_read_only`. A switchover sets it, so that nothing is
+written to the old server any more. A session that may not write is closed at once, and opened anew until it may.
+
 If a connection breaks with a message under way, its session in the server may not notice:
 - The link may be dead. Then the server waits for the COMMIT for hours, with our rows locked. None of its own timeouts
   counts in the middle of a pipeline.
@@ -26,7 +29,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError, sql
+from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError, errors, sql
 from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue.database import alarms, forks, notify_queue, statements
@@ -48,8 +51,15 @@ PAUSE_MOST = 5.0
 # A session that looks older than its connection by at most this time still counts as that connection's own.
 TRAVEL_SECONDS = 1.0
 
-BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {}, lambda rows: None)
+BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED", {}, lambda rows: None)
 COMMIT = Statement("COMMIT", {}, lambda rows: None)
+
+
+class ReadOnly(errors.ReadOnlySqlTransaction):
+    """This session began read only. Nothing was done in it, and it is of no use any more."""
+
+    def __init__(self, where: str = "here") -> None:
+        super().__init__(f"default_transaction_read_only is on {where}, or it is a standby")
 
 
 class Replaced(OperationalError):
@@ -240,7 +250,7 @@ class Session:
 
     async def _recognize(self, connection: Wire) -> None:
         """Have sequences advanced that lag, if this is another server than the one before: a switchover, a restart."""
-        [[(server,)]] = await send(connection, self.link, self.link.statement("sessions_server"))
+        server = await writable(connection, self.link)
         if self._server not in (None, server):
             await send(connection, self.link, advancing(self.link.schema, whole=False))
         self._server = server
@@ -338,6 +348,14 @@ def transaction(conn: Connection[Any], link: Link) -> Iterator[None]:
     except BaseException:
         conn.close()
         raise
+
+
+async def writable(conn: Wire, link: Link, where: str = "here") -> str:
+    """When the server of this connection began. Raises ReadOnly if nothing may be written on it."""
+    [[(server, read_only)]] = await send(conn, link, link.statement("sessions_server"))
+    if read_only:
+        raise ReadOnly(where)
+    return str(server)
 
 
 async def identify(conn: Wire, link: Link, *, patience: float | None = None) -> Identity | None:

@@ -16,7 +16,7 @@ from psycopg import OperationalError
 
 from pgqueue.database.backoff import wait
 from pgqueue.database.pipeline import Wire
-from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, connect, hang_up, identify, keep
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, ReadOnly, connect, hang_up, identify, keep, writable
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 
@@ -51,6 +51,11 @@ class Session:
         self.link.outage.answered(self._side)
         return [each.read(rows) for each, rows in zip(statements, answers, strict=True)]
 
+    def check_writable(self) -> None:
+        """Raise ReadOnly if the server has told this session that nothing may be written any more."""
+        if self._wire.info.parameter_status("default_transaction_read_only") == "on":
+            raise ReadOnly(f"in the {self._side}")
+
     async def stirs(self, seconds: float) -> None:
         """Wait for a notification, at most so long. It returns early, too, if the connection breaks."""
         if self._wire.closed:
@@ -76,6 +81,7 @@ async def opened(link: Link, side: str) -> AsyncIterator[Session]:
             await keep(wire, link, identity, began)
         if not wire.keeps:
             raise Error(POOLED.format(side=side))
+        await writable(wire, link, f"in the {side}")
         wire.prepares = link.prepare
         session = Session(link, wire, side)
         await session.ask(link.statement(f"{side}_settings"))

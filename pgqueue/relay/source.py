@@ -124,6 +124,7 @@ class Source:
         """Read the rows behind `after`, `most` of them, and those with the ids `again`."""
         statement = self._session.statement("source_read", after=after, again=list(again), most=most, bytes=most_bytes)
         [rows] = await self._session.ask(statement)
+        self._session.check_writable()  # else rows are delivered that cannot be deleted
         head, xid, snapshot = rows[0][:3]
         found = [StagedRow(*row[3:-1]) for row in rows if row[3] is not None]
         return Batch(Reading(head, xid, snapshot), found, cut=bool(found) and rows[0][-1] > len(found))

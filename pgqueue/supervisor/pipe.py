@@ -6,7 +6,7 @@ From the worker process:
 - `vitals`: its state, once a second.
 - `quiet`: it takes no more jobs.
 - `empty`: no job runs in it, and it is about to leave.
-- `waits`: it cannot start yet, because the server is starting up.
+- `waits`: it cannot start yet, because the server is starting up, or read only.
 - `failed`: why it could not start.
 - `counted`: what it has counted, in several lines, the last one marked. The answer to `count`; also sent at the end.
 

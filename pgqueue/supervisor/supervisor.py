@@ -298,7 +298,7 @@ class Supervisor:
             self.fleet.leaves(child.number, "nothing runs in it any more")  # it may not have reported that it is quiet
             asyncio.get_running_loop().call_later(LEAVE_SECONDS, self._hangs, process)
         elif said == "waits":
-            child.since = monotonic()  # it does not hang: the server is starting up
+            child.since = monotonic()  # it does not hang: the server is starting up, or read only
         elif said == "failed":
             process.failure = str(message.get("why", ""))
         self._wake.set()

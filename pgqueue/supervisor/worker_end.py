@@ -58,7 +58,7 @@ class WorkerEnd:
             self._socket.sendall(line("failed", why=why))
 
     def waits(self) -> None:
-        """Report that the server is starting up. May be called without an event loop."""
+        """Report that the server is starting up, or read only. May be called without an event loop."""
         with suppress(OSError):
             self._socket.sendall(line("waits"))
 

@@ -101,6 +101,9 @@ class Connections:
         self._used += 1
         try:
             yield conn
+        except psycopg.errors.ReadOnlySqlTransaction:
+            await conn.close()  # it keeps what it began with; another session may write
+            raise
         finally:
             self._used -= 1
             await pool.putconn(conn)

@@ -195,7 +195,7 @@ FROM (
 ) AS shown;
 
 -- name: queries_status
--- The database, the schema, the time, the newest 1,000 workers and the paused tasks, as one JSON object.
+-- The database, the schema, the time, the newest 1,000 workers and the paused tasks, as one JSON object. And whether it is read only.
 WITH worker AS MATERIALIZED (
     SELECT id, host, pid, version_tag, concurrency, cardinality(running) AS running, lost, queues, cardinality(tasks) AS tasks, started_at,
            extract(epoch FROM pgqueue.now() - beat_at)::float8 AS beat_age,
@@ -208,6 +208,7 @@ SELECT json_build_object(
     'version', (SELECT max(version) FROM pgqueue.migration),
     'server_version', current_setting('server_version'),
     'at', pgqueue.now(),
+    'read_only', {{read_only}},
     'workers', (SELECT coalesce(json_agg(to_json(worker) ORDER BY id), '[]') FROM worker),
     'paused_tasks', (SELECT coalesce(json_agg(p), '[]') FROM (
         SELECT name, paused_at, left(paused_by, 200) AS paused_by FROM pgqueue.paused_task ORDER BY name LIMIT 1000) AS p)

@@ -33,8 +33,8 @@ WHERE pg_backend_pid() = %(pid)s::integer
 SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid();
 
 -- name: sessions_server
--- When this server began: another one began at another time.
-SELECT pg_postmaster_start_time()::text;
+-- When this server began: another one began at another time. And whether nothing may be written here, by order or as on a standby.
+SELECT pg_postmaster_start_time()::text, current_setting('transaction_read_only') = 'on';
 
 -- name: sessions_end
 -- End a session of ours in this database, and wait until it has ended, 5 s at most: whatever it was doing is committed or undone

@@ -6,7 +6,6 @@
 SELECT pg_catalog.set_config('idle_session_timeout', '15s', false),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', false),
        pg_catalog.set_config('default_transaction_isolation', 'repeatable read', false),
-       pg_catalog.set_config('default_transaction_read_only', 'off', false),
        {{relay_durable}}
 
 -- name: source_lock

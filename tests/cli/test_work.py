@@ -20,7 +20,7 @@ from early import early
 from psycopg.conninfo import conninfo_to_dict
 from servers import Server
 from starting import StartingServer
-from workers import apply_ddl, wait_until
+from workers import Eyes, apply_ddl, wait_until
 
 from pgqueue.database import migrations
 
@@ -336,6 +336,20 @@ def test_a_server_that_is_starting_up_is_waited_for(dsn: str, app: Path) -> None
         server.opened.set()
         worker.says("ready")
         assert worker.output.count("waiting for the server") == 1
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0, worker.output
+
+
+@pytest.mark.promise("F189")
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]], ids=["alone", "supervised"])
+def test_a_database_that_is_read_only_is_waited_for(dsn: str, eyes: Eyes, app: Path, processes: list[str]) -> None:
+    name = eyes.one("SELECT current_database()")
+    eyes.do(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with working("shop", *processes, dsn=dsn, cwd=app) as worker:
+        worker.says("the database is read only (start)")
+        assert eyes.all("SELECT id FROM pgqueue.worker") == []
+        eyes.do(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        worker.says("ready")
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0, worker.output
 

@@ -187,7 +187,7 @@ async def test_a_lost_session_is_waited_for_by_itself(
         (errors.DeadlockDetected("deadlock"), False),
         (errors.QueryCanceled("statement timeout"), False),
         (errors.DiskFull("full"), False),
-        (errors.ReadOnlySqlTransaction("a standby"), False),
+        (errors.ReadOnlySqlTransaction("a standby"), True),
         (errors.UndefinedTable("no table"), False),
         (ValueError("ours"), False),
     ],

@@ -257,7 +257,6 @@ BUSY = "LOCK TABLE pgqueue.job_running; SELECT pg_sleep({})"
 SETTINGS = {
     "isolation": ["default_transaction_isolation = 'serializable'"],
     "repeatable read": ["default_transaction_isolation = 'repeatable read'", "default_transaction_deferrable = on"],
-    "read only": ["default_transaction_read_only = on"],
     "shadows first": ["search_path = evil, pg_catalog"],
     "shadows only": ["search_path = evil"],
     # Not less: the statement that sets the worker's own is still under the role's.

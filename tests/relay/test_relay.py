@@ -18,6 +18,7 @@ from clocks import step_clock
 from poolers import Pooler
 from relays import Sides, app_dsn, eventually, relaying, sides
 from roles import Role, create_role, drop_role, refused, role
+from servers import Server
 from workers import Eyes
 
 import pgqueue
@@ -592,3 +593,59 @@ def test_the_same_trouble_is_said_once_a_minute_and_another_one_at_once(
     ]
     assert all(pause <= 5.0 for pause in pauses[:3]) and max(trouble.met(missing) for _ in range(9)) <= 5.0
     assert max(trouble.met(copied) for _ in range(9)) >= 30.0
+
+
+# Read only by order --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F190")
+@pytest.mark.parametrize("which", ["source", "target"])
+async def test_nothing_is_delivered_from_or_to_a_database_that_is_read_only(
+    which: str, app_dsn: str, dsn: str, sides: Sides, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When that is lifted, each row comes once, and nobody has ended the relay's sessions."""
+    caplog.set_level(logging.WARNING)
+    side = sides.app if which == "source" else sides.queue
+    name = side.info.dbname
+    async with relaying(Relay(app_dsn, dsn)):
+        sides.stage("before")
+        await eventually(lambda: sides.delivered() == ["before"] and not sides.left())
+        side.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
+        side.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'pgqueue relay%'"
+        )
+        await eventually(lambda: "the database is read only" in caplog.text)
+        sides.stage("meanwhile")
+        assert f"is on in the {which}" in caplog.text
+        assert (sides.delivered(), sides.left()) == (["before"], 1)
+        side.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only".encode())
+        await eventually(lambda: not sides.left(), 15.0)
+    assert (sides.delivered(), sides.refused()) == (["before", "meanwhile"], [])
+    assert caplog.text.count("the database is read only (") == 1
+
+
+@pytest.mark.promise("F190")
+async def test_nothing_is_delivered_from_a_server_that_becomes_read_only_under_an_open_session(
+    own_server: Server, dsn: str, eyes: Eyes
+) -> None:
+    """What was read could not be deleted: a target that remembers nothing would get it again and again."""
+    app_dsn = own_server.dsn("postgres")
+    await asyncio.to_thread(migrations.migrate, app_dsn, line=migrations.OUTBOX)
+    with psycopg.connect(app_dsn, autocommit=True, options="-c default_transaction_read_only=off") as app:
+        sides = Sides(app, eyes.conn)
+        async with relaying(Relay(app_dsn, dsn)) as relay:
+            sides.stage("before")
+            await eventually(lambda: sides.delivered() == ["before"] and not sides.left())
+            app.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+            app.execute("SELECT pg_reload_conf()")
+            with psycopg.connect(app_dsn, autocommit=True) as conn:
+                await eventually(lambda: conn.execute("SHOW transaction_read_only").fetchone() == ("on",))
+            sides.stage("meanwhile")
+            gone = "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pgqueue relay source'"
+            await eventually(lambda: app.execute(gone).fetchone() == (True,))
+            assert sides.delivered() == ["before"] and not relay.done()
+            app.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            app.execute("SELECT pg_reload_conf()")
+            await eventually(lambda: not sides.left(), 15.0)
+    assert sides.delivered() == ["before", "meanwhile"]

@@ -314,7 +314,7 @@ async def test_a_handler_whose_own_notify_is_refused_runs_again_until_there_is_r
     dsn: str, eyes: Eyes, aconn: psycopg.AsyncConnection, on_loop: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its writes were undone each time, no attempt is spent, and neither policy nor `fail_on` is asked."""
-    monkeypatch.setattr(serialization_retries, "ROOM_SECONDS", 0.1)
+    monkeypatch.setattr(serialization_retries, "UNABLE_SECONDS", 0.1)
     eyes.do("CREATE TABLE effect (n int)")
     write, tell, runs = "INSERT INTO effect VALUES (1)", "NOTIFY app", list[int]()
 

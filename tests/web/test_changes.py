@@ -305,3 +305,21 @@ async def test_a_database_that_only_reads_says_so(dsn: str, ids: dict[str, int])
     async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
         answer = await browser.post("/pause", data={"queue": "default"}, headers=SAME_SITE)
     assert answer.status_code == 503 and "only reads" in answer.text
+
+
+@pytest.mark.promise("F190")
+async def test_a_database_that_only_reads_is_read_and_is_changed_when_that_is_lifted(
+    dsn: str, eyes: Eyes, ids: dict[str, int]
+) -> None:
+    """The sessions of its pool began read only; nothing ends them."""
+    name = eyes.one("SELECT current_database()")
+    eyes.do(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    pgqueue.configure(dsn=dsn)
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for _ in range(2):
+            assert (await browser.get("/")).status_code == 200
+            answer = await browser.post("/pause", data={"queue": "default"}, headers=SAME_SITE)
+            assert answer.status_code == 503 and "only reads" in answer.text
+        eyes.do(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        answers = [await browser.post("/pause", data={"queue": "default"}, headers=SAME_SITE) for _ in range(9)]
+    assert answers[-1].status_code == 303

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import asdict
 
 import click
 
@@ -22,7 +23,8 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
 
     Exit code 0 if it does, else 1. A worker lives if it has sent a heartbeat within its lease. With --ready it must
     also take jobs: started, connected, its tasks imported, not quiet. If all workers of a supervisor were ordered to be
-    quiet, the host is well and not ready. Heartbeats from before a restart of this host or container do not count.
+    quiet, the host is well and not ready. While the database is read only by order, it is not ready, and after a lease
+    not well: no heartbeat can be written. Heartbeats from before a restart of this host or container do not count.
 
     \b
     Examples:
@@ -36,10 +38,12 @@ def command(ready: bool, host: str | None, as_json: bool) -> None:
         found = health(conn, host) if host else health(conn, socket.gethostname(), since=up())
     good = found.ready if ready else found.well
     if as_json:
-        click.echo(document([{"host": found.host, "well": found.well, "ready": found.ready}]))
+        click.echo(document([asdict(found)]))
     elif good:
         click.echo("ready" if ready else "well")
     else:
-        click.echo(f"no worker of {found.host} {'takes jobs' if ready else 'has given a sign of life'}", err=True)
+        why = ": the database is read only (default_transaction_read_only)" if found.read_only else ""
+        said = "takes jobs" if ready else "has given a sign of life"
+        click.echo(f"no worker of {found.host} {said}{why}", err=True)
     if not good:
         raise click.exceptions.Exit(NO)

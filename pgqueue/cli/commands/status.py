@@ -157,6 +157,8 @@ def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator
     server = status.server_version.split()[0]
     yield f"database {plain(status.database)}"
     yield f"schema {status.schema} version {status.version}, PostgreSQL {server}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
+    if status.read_only:
+        yield "READ ONLY: default_transaction_read_only is on, so workers take nothing until it is off."
     yield ""
     yield from _states(status)
     yield ""

@@ -37,7 +37,7 @@ from typing import Any
 
 from pgqueue.database.backoff import is_loss, jittered, transient, wait
 from pgqueue.database.pipeline import Wire
-from pgqueue.database.sessions import Identity, Link, connect, hang_up, identify, send
+from pgqueue.database.sessions import Identity, Link, connect, hang_up, identify, send, writable
 from pgqueue.database.statements import Statement
 from pgqueue.worker.leader.election import Election
 
@@ -133,6 +133,7 @@ class Notifier:
         """Listen on one connection until it breaks. Raises what broke it; returns if `step_down` did."""
         conn = await connect(self._link, f"pgqueue {NAME}")
         try:
+            await writable(conn, self._link)  # else no heartbeat goes through either
             self.identity = await self._identify(conn)
             if not await self._listed():
                 raise TimeoutError("no heartbeat went through that would make this session known to other workers")

@@ -28,7 +28,7 @@ from pgqueue.jobs.outcomes import COMPLETED, RELEASED, Outcome, given, interrupt
 from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
-from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted, unheard
+from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted, unable
 from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.run.threads import Threads
 from pgqueue.worker.run.timeouts import Timeouts
@@ -335,7 +335,7 @@ class Executor:
                 raise  # not of the handler: the loop closes this coroutine
             self._job_context.raised(job)
             if job.own_end is not None or not aborted(task.retry, error, job.session_lost):
-                return given(job, task.retry, unheard(error) or error, raised=True)
+                return given(job, task.retry, unable(error) or error, raised=True)
             abort = error
         finally:
             running_job.reset(token)
@@ -434,7 +434,7 @@ class Executor:
             self._job_context.raised(job)
             ends = self._loop.is_closed() or job.own_end is not None
             if ends or not aborted(task.retry, error, job.session_lost):
-                return given(job, task.retry, unheard(error) or error, raised=True)
+                return given(job, task.retry, unable(error) or error, raised=True)
             abort = error
         finally:
             job.context = self._ended_context

@@ -8,8 +8,11 @@ counted over all its claims and workers. A job that was given to another worker 
 pause gives the other side of the conflict time. If the job is to stop, or the worker to take no more, both the pause
 and the wait for the answer to that statement end early.
 
-If a COMMIT was refused because the server's NOTIFY queue is full (`unheard`), the job is given back for a second, as
-often as need be: that may last for hours, so it must not keep a slot. It spends no attempt, and no abort either.
+Two things may last for hours, so the job must not keep a slot. It is given back for a second, as often as need be
+(`unable`). That spends no attempt, and no abort either:
+- A COMMIT was refused because the server's NOTIFY queue is full.
+- The session of the job's own transaction began read only (`sessions`), or an abort cannot be noted for that cause. If
+  the handler itself made its transaction read only, that is its own error.
 
 Never decides what becomes of a failure. If the ten are used up, or the database is away, the abort counts as a failure
 (`outcomes.given`).
@@ -20,12 +23,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Iterator
 from typing import Any
 
-from pgqueue.database.backoff import described, doubled, jittered, transient, within
+from pgqueue.database.backoff import described, doubled, jittered, read_only, transient, within
 from pgqueue.database.foreign_errors import attribute
 from pgqueue.database.notify_queue import is_full
-from pgqueue.database.sessions import Session
+from pgqueue.database.sessions import ReadOnly, Session
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retried, Retry, Snooze, given, leaves, problem
 from pgqueue.jobs.retry import RetryPolicy
@@ -37,8 +41,8 @@ ABORTS_MOST = 10
 """How many aborts a job has in its life, before the next one counts as a failure."""
 PAUSE_LEAST, PAUSE_FIRST, PAUSE_MOST = 0.05, 0.1, 1.0
 NOTE_SECONDS = 5.0
-ROOM_SECONDS = 1.0
-"""How long a job waits for room in the NOTIFY queue before it runs again, at least."""
+UNABLE_SECONDS = 1.0
+"""How long a job waits for room in the NOTIFY queue, or to write, before it runs again, at least."""
 # deadlock_detected, serialization_failure, lock_not_available
 STATES = frozenset({"40P01", "40001", "55P03"})
 # admin_shutdown, crash_shutdown, cannot_connect_now; not those of timeouts (25P03, 25P04): there the handler was slow
@@ -68,13 +72,19 @@ def _ended(state: str | None) -> bool:
     return state is None or state in ENDED or state in GONE
 
 
-def unheard(error: BaseException) -> Retried | None:
-    """How a job ends whose COMMIT was refused because the NOTIFY queue is full; None after any other error.
+def unable(error: BaseException) -> Retried | None:
+    """How a job ends whose COMMIT was refused because the NOTIFY queue is full, or whose session began read only; None
+    after any other error.
 
     Nothing of the attempt was committed. Whether it was the COMMIT of a transactional task, or of the handler's own
     connection: the handler has not failed, so its retry policy is not asked.
     """
-    return Retried(jittered(ROOM_SECONDS), problem("interrupted", error), spent=False) if is_full(error) else None
+    began_read_only = any(isinstance(each, ReadOnly) for each in _causes(error, "orig", "__cause__", "__context__"))
+    return _given_back(error) if began_read_only or is_full(error) else None
+
+
+def _given_back(error: BaseException) -> Retried:
+    return Retried(jittered(UNABLE_SECONDS), problem("interrupted", error), spent=False)
 
 
 def sqlstate(error: BaseException) -> str | None:
@@ -82,15 +92,18 @@ def sqlstate(error: BaseException) -> str | None:
 
     Of a group that of its first exception.
     """
+    states = (attribute(each, "sqlstate") or attribute(each, "pgcode") for each in _causes(error, "orig", "__cause__"))
+    return next((state for state in states if isinstance(state, str)), None)
+
+
+def _causes(error: BaseException, *names: str) -> Iterator[BaseException]:
+    """The exception, of a group its first one, and what it wraps under the first of these names that it has."""
     inner: object = leaves(error)[0]
     for _ in range(WRAPPERS_MOST):
         if not isinstance(inner, BaseException):
             break
-        state = attribute(inner, "sqlstate") or attribute(inner, "pgcode")
-        if isinstance(state, str):
-            return state
-        inner = attribute(inner, "orig") or attribute(inner, "__cause__")
-    return None
+        yield inner
+        inner = next(filter(None, (attribute(inner, name) for name in names)), None)
 
 
 class SerializationRetries:
@@ -136,6 +149,8 @@ class SerializationRetries:
         try:
             before = _answer(noting)
         except Exception as away:
+            if read_only(away) or self._session.link.outage.read_only():
+                return _given_back(error)
             message = "job %d (%s) was aborted; that could not be noted (%s), so it counts as a failure"
             log.warning(message, job.id, job.task, described(away), extra=fields(job))
             return given(job, retry, error, raised=True)

@@ -39,7 +39,7 @@ from psycopg.pq import TransactionStatus
 
 from pgqueue.client.tasks import REQUIRED
 from pgqueue.database.backoff import one_line
-from pgqueue.database.sessions import ROUND_TRIP_SECONDS, hang_up
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, ReadOnly, hang_up
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobLost
 from pgqueue.jobs.job import Job, fields
@@ -200,6 +200,7 @@ class Commit:
 
     async def begin(self) -> Any:
         """Begin a transaction; its connection."""
+        asked = monotonic()
         while True:
             conn = await self._side.acquire(begun=self._first, look=self._look)
             try:
@@ -207,10 +208,12 @@ class Commit:
                     self._look()  # Python 3.11's wait_for, in the pool, may swallow a cancellation
                 await conn.begin(self._job.claim)
             except BaseException as error:
-                dead = conn.closed
+                dead, old = conn.closed, conn.made_at < asked
                 await self._undo(conn)
                 if dead and isinstance(error, psycopg.OperationalError):
                     continue  # it was dead in the pool; if the database is away, `acquire` raises
+                if old and isinstance(error, ReadOnly):
+                    continue  # it keeps what it began with; a new one may write by now
                 raise
             with self.having:  # a run that ended before is seen here; one that ends afterwards sees the connection
                 if not self.over:

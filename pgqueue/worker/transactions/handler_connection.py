@@ -59,7 +59,7 @@ from psycopg.errors import SerializationFailure, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 
 from pgqueue.database import notify_queue
-from pgqueue.database.sessions import hang_up
+from pgqueue.database.sessions import ReadOnly, hang_up
 from pgqueue.database.statements import Statement
 from pgqueue.worker.transactions.commit_message import (
     ANEW,
@@ -83,6 +83,8 @@ OUT_SECONDS = 60.0
 # A connection that lost its names ends so many transactions without them before it prepares again. If a handler rolls
 # back to a savepoint in every job, it would otherwise pay for that each time.
 UNDISTURBED = 5
+ASK = b"; SHOW transaction_read_only"
+"""Behind a pooler the server tells nothing by itself."""
 UNKNOWN = "26000"
 """The SQLSTATE of a name that no statement has (any more)."""
 REFUSALS = ("PGQ01", "23", "40001")
@@ -139,6 +141,8 @@ class _Both:
     """How many transactions were ended while it was not."""
     early: BegunEarly | None = None
     """The transaction that it is in, if that was begun early and no job has it yet."""
+    made_at = 0.0
+    """When it was connected."""
     out_since = 0.0
     """When its pool gave it out."""
     permit: object | None = None
@@ -151,7 +155,9 @@ class _Both:
         if self._due():
             await self._prepare()
         if (said := self._beginning(claim)) is not None:
-            await self._say(said)
+            answer = await self._say(said if self.own else said + ASK)
+            if self._only_reads(answer):
+                raise ReadOnly
         self.kept, self.ended_by_handler = True, False
 
     def note_own_end(self) -> None:
@@ -180,8 +186,17 @@ class _Both:
         self.early = None
         await self._say(ROLLBACK)
 
-    async def _say(self, command: bytes) -> None:
-        _raise(await self._exchange(command), self.info)
+    def _only_reads(self, begun: PGresult) -> bool:
+        """Whether nothing may be written in the transaction that has begun just now."""
+        if not self.own:
+            return begun.get_value(0, 0) == b"on"
+        status = self.pgconn.parameter_status  # the server tells of these by itself
+        return b"on" in (status(b"default_transaction_read_only"), status(b"in_hot_standby"))
+
+    async def _say(self, command: bytes) -> PGresult:
+        answer = await self._exchange(command)
+        _raise(answer, self.info)
+        return answer
 
     async def _finish(self, message: bytes) -> None:
         self._heed(await self._exchange(message, commits=True))

@@ -369,6 +369,7 @@ class HandlerPool:
 
     def _own(self, conn: HandlerConnection | AsyncHandlerConnection, rows: list[tuple[int, str]]) -> bool:
         """Whether the session is the worker's alone."""
+        conn.made_at = monotonic()
         identity = own(conn, rows)
         if identity is None:
             return False

@@ -7,7 +7,7 @@ Used by `commit`, on a connection of its own:
    has ended.
 3. What the old transaction would have written is looked for, in a statement of its own: so it is seen if it is there.
 
-While the database is away, this waits and tries again: until the answer is known the run is not over.
+While the database is away, or read only, this waits and tries again: until the answer is known the run is not over.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ async def settle(error: psycopg.Error, side: Side[Any], questions: Sequence[Stat
             conn = await side.acquire(settles=True)
             try:
                 return [bool(await side.rows(conn, question)) for question in questions]
+            except psycopg.errors.ReadOnlySqlTransaction:
+                await side.close(conn)  # it keeps what it began with; another session may write
+                raise
             finally:
                 await side.release(conn)
         except psycopg.Error as again:
