@@ -446,7 +446,12 @@ def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int,
 
 def _of_relays(relays: Iterable[lag.RelayLag]) -> Iterator[Finding]:
     for each in relays:
-        if RELAY_SECONDS < each.reported < ABANDONED_SECONDS:
+        if each.stopped is not None and each.reported < ABANDONED_SECONDS:
+            most = "more than 10,000" if each.waiting > lag.COUNTED_MOST else None
+            jobs = plural(each.waiting, "staged job waits", "staged jobs wait", most)
+            what = f"the relay of outbox {each.name} delivers nothing, and {jobs}"
+            yield Finding("relay", WARNING, what, each.stopped, "docs/relay.md#copies", each.reported)
+        elif RELAY_SECONDS < each.reported < ABANDONED_SECONDS:
             what = f"the relay of outbox {each.name} reports no more: what is staged there becomes no job"
             todo = "start it: `pgqueue relay --from …`; if it runs, its log says what it waits for, as missing tables"
             yield Finding("relay", WARNING, what, todo, "docs/relay.md#operations", each.reported)

@@ -41,6 +41,8 @@ class RelayLag:
     refused: int
     reported: float
     """Seconds since the report."""
+    stopped: str | None = None
+    """Why it delivers nothing until a person says so; None if it delivers."""
 
     @property
     def is_silent(self) -> bool:

@@ -119,7 +119,9 @@ class CallableTarget:
     @asynccontextmanager
     async def open(self, source: Source, *, adopt: bool) -> AsyncIterator[CallableSession]:
         """Find out whether this outbox belongs here."""
-        await source.settle(self._uuid, adopt=adopt)
+        await source.find()
+        await source.check(self._uuid, adopt=adopt)
+        await source.settle(self._uuid)
         yield CallableSession(self)
 
     def knows(self, uid: str) -> bool:

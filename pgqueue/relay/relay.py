@@ -40,6 +40,9 @@ that is deleted takes rows along that were committed after the reading.
    more than that age. The age is measured by the clock of the queue. If that is set back behind the looks that are
    kept, these are given up: what is remembered by the new clock would seem older than they are.
 6. The lock decides only which relay works. Nothing above needs it.
+7. Two databases share no name, so no fence and no look: a name follows from the place where a database is first used,
+   or adopted (source.py). What was delivered under the name before is known by its uids. It is forgotten by looks at
+   the adopted outbox, as in 5, unless the old name lives: its reports take that right back.
 
 A simulator plays the scheme (tests/relay/test_scheme.py), and finds a fault if the fence, the uid, the fence for each
 session, the durable commit or the look is taken out.
@@ -53,7 +56,6 @@ import math
 from time import monotonic
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from pgqueue.config import config, normalize
 from pgqueue.database import embedded, migrations
@@ -65,7 +67,7 @@ from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
 from pgqueue.relay.rounds import Counts, Rounds
 from pgqueue.relay.session import opened
-from pgqueue.relay.source import Source
+from pgqueue.relay.source import Source, place
 from pgqueue.relay.target import Fenced, QueueTarget, Target
 
 log = logging.getLogger("pgqueue")
@@ -101,8 +103,7 @@ class Relay:
     ) -> None:
         self.counts = Counts()
         self._link = _link(source, Outage())
-        parts = conninfo_to_dict(self._link.dsn)
-        self.name = f"{parts.get('host', '')}/{parts.get('dbname', '')}"
+        self.name = place(self._link.dsn)
         """The source, for people."""
         self._target = (
             QueueTarget(_link(target, self._link.outage), seconds(memory, "memory"), config().notify)

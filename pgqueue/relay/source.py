@@ -10,11 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
+from uuid import UUID, uuid5
+
+from psycopg.conninfo import conninfo_to_dict
 
 from pgqueue.database.sessions import BEGIN, COMMIT
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error, InvalidOption
 from pgqueue.jobs.values import EPOCH
+from pgqueue.plain_text import plural
 from pgqueue.relay.session import Session
 from pgqueue.worker.fetch.watermark import Reading
 
@@ -53,6 +57,16 @@ class Lag(NamedTuple):
     refused: int
 
 
+class Stopped(Error):
+    """No job of this outbox is delivered until a person says so; `reason` says why, `lag` what waits."""
+
+    def __init__(self, reason: str, lag: Lag) -> None:
+        most = "more than 10,000" if lag.waiting > 10_000 else None
+        waiting = plural(lag.waiting, "staged job waits", "staged jobs wait", most)
+        super().__init__(f"{waiting}, and none is delivered: {reason}")
+        self.reason, self.lag = reason, lag
+
+
 class Refusal(NamedTuple):
     """A row that cannot be delivered as it is, and why."""
 
@@ -71,11 +85,18 @@ class Batch:
 
 
 class Source:
-    """The outbox of one session. `name` is its uuid, known after `settle`."""
+    """The outbox of one session. `place` says where it is, for people; the rest is known after `find`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.place = place(session.link.dsn)
         self.name = ""
+        """A uuid, the name that it has from `settle` on."""
+        self.before: str | None = None
+        """The name that it had where it lay before, if it is a copy."""
+        self._home: str | None = None
+        self._here = ""
+        self._target: str | None = None
 
     async def lock(self) -> bool:
         """Take the lock if it is free; else end the session that has it, if that does not read its answers."""
@@ -88,29 +109,40 @@ class Source:
         """Hear of staged jobs from now on, in `stirs`."""
         await self._session.ask(self._session.link.listen(CHANNEL))
 
-    async def settle(self, target: str, *, adopt: bool) -> None:
-        """Find out which outbox this is. It belongs to one queue, and lies where it lay, or Error is raised; `adopt`
-        makes it so."""
+    async def find(self) -> None:
+        """Find out which outbox this is."""
         identity = self._session.statement("source_identity")
         [rows] = await self._session.ask(identity)
         if not rows:
             await self._session.ask(BEGIN, self._session.statement("source_restore"), COMMIT)
             [rows] = await self._session.ask(identity)
-        [(self.name, home, known, here)] = rows
-        copied = home not in (None, here)
-        if not adopt and copied:
-            raise Error(
-                f"this outbox is a copy: it was at {home}, and is at {here} now. Its jobs may have been delivered from "
-                "there. If they are to be delivered from here, run `pgqueue relay --adopt` once"
+        [(name, self._home, self._target, self._here)] = rows
+        self.name = name_at(name, self._home, self._here)
+        self.before = None if self._home in (None, self._here) else name
+
+    async def check(self, target: str, *, adopt: bool) -> None:
+        """Raise Stopped if this outbox is a copy, or belongs to another queue, and is not to be adopted."""
+        if self.before is not None and not adopt:
+            raise await self.stopped(
+                f"this outbox is a copy: it was at {self._home}, and is at {self._here} now, as after pg_upgrade or a "
+                "restore. Its jobs may have been delivered from there. If they are to be delivered from here, stop the "
+                "relay of the old place, and run `pgqueue relay --adopt` once"
             )
-        if not adopt and known not in (None, target):
-            raise Error(
-                f"this outbox belongs to another queue ({known}, not {target}): a job that was delivered there would "
-                "be delivered twice. If it is to change over, run `pgqueue relay --adopt` once"
+        if self._target not in (None, target) and not adopt:
+            raise await self.stopped(
+                f"this outbox belongs to another queue ({self._target}, not {target}): a job that was delivered there "
+                "would be delivered twice. If it is to change over, run `pgqueue relay --adopt` once"
             )
-        if copied or home is None or known != target:
-            settle = self._session.statement("source_settle", renamed=copied, target=target)
-            [_, [(self.name,)], _] = await self._session.ask(BEGIN, settle, COMMIT)
+
+    async def stopped(self, reason: str) -> Stopped:
+        """The error that says what waits, and why."""
+        return Stopped(reason, await self.waiting(0, (), ()))
+
+    async def settle(self, target: str) -> None:
+        """From now on this outbox lies here and belongs to this queue."""
+        if self._home != self._here or self._target != target:
+            settle = self._session.statement("source_settle", own=self.name, target=target)
+            await self._session.ask(BEGIN, settle, COMMIT)
 
     async def draw(self, seen: int) -> int:
         """Draw an epoch that is higher than `seen` and than all that were drawn here; durable."""
@@ -172,6 +204,21 @@ class Source:
     async def stirs(self, seconds: float) -> None:
         """Wait until jobs were staged, at most so long."""
         await self._session.stirs(seconds)
+
+
+def name_at(name: str, home: str | None, here: str) -> str:
+    """The name of an outbox, or of a queue, that lies here: its own, or a new one if it has not lain here before.
+
+    It follows from the name before and the place. So no two databases that were made from one have the same, and
+    whatever settles it finds the same one, after a restore of a state from before its first use, too.
+    """
+    return name if home == here else str(uuid5(UUID(name), here))
+
+
+def place(dsn: str) -> str:
+    """Host and database, for people."""
+    parts = conninfo_to_dict(dsn)
+    return f"{parts.get('host', '')}/{parts.get('dbname', '')}"
 
 
 def _keys(rows: Sequence[StagedRow]) -> dict[str, object]:

@@ -26,7 +26,7 @@ from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.staged import check_format, job_of
 from pgqueue.relay.session import Session, opened
-from pgqueue.relay.source import Lag, Refusal, Source, StagedRow, array
+from pgqueue.relay.source import Lag, Refusal, Source, StagedRow, Stopped, array, name_at
 
 log = logging.getLogger("pgqueue")
 
@@ -89,7 +89,7 @@ class QueueTarget:
         """Raise the fence with an epoch of this session's own."""
         async with opened(self.link, "target") as session:
             await session.ask(BEGIN, advancing(self.link.schema, whole=False), COMMIT)
-            await source.settle(await _settled(session, adopt=adopt), adopt=adopt)
+            await _settle(session, source, adopt=adopt)
             [[(seen,)]] = await session.ask(session.statement("target_epoch", source=source.name))
             epoch = await source.draw(seen)
             rise = session.statement("target_raise", source=source.name, epoch=epoch)
@@ -99,23 +99,39 @@ class QueueTarget:
             yield QueueSession(session, source, epoch, self)
 
 
-async def _settled(session: Session, *, adopt: bool) -> str:
-    """Which queue this is. Raises Error if it is a copy of one."""
+async def _settle(session: Session, source: Source, *, adopt: bool) -> None:
+    """The outbox belongs to this queue, and each lies where it lay, or Stopped is raised; `adopt` makes it so."""
+    await source.find()
+    try:
+        queue = await _settled(session, source, adopt=adopt)
+        await source.check(queue, adopt=adopt)
+    except Stopped as error:
+        said = {"place": source.place, "reason": error.reason, **error.lag._asdict()}
+        await session.ask(session.statement("target_stopped", source=source.name, **said))
+        raise
+    if source.before is not None:  # first: a relay that dies here comes back, and knows both names again
+        await session.ask(session.statement("target_inherit", source=source.name, before=source.before))
+    await source.settle(queue)
+
+
+async def _settled(session: Session, source: Source, *, adopt: bool) -> str:
+    """Which queue this is. Raises Stopped if it is a copy of one."""
     identity = session.statement("target_identity")
     [rows] = await session.ask(identity)
     if not rows:
         await session.ask(BEGIN, session.statement("target_lock"), session.statement("target_restore"), COMMIT)
         [rows] = await session.ask(identity)
     [(target, home, here)] = rows
-    if home == here:
-        return str(target)
-    if home is not None and not adopt:
-        raise Error(
-            f"this queue is a copy: it was at {home}, and is at {here} now. If jobs are to be delivered to it, run "
-            "`pgqueue relay --adopt` once"
+    if home not in (None, here) and not adopt:
+        raise await source.stopped(
+            f"this queue is a copy: it was at {home}, and is at {here} now, as after pg_upgrade or a restore. If jobs "
+            "are to be delivered to it, stop the relays of the old place, and run `pgqueue relay --adopt` once for "
+            "each outbox"
         )
-    [_, [(target,)], _] = await session.ask(BEGIN, session.statement("target_settle", renamed=home is not None), COMMIT)
-    return str(target)
+    own = name_at(target, home, here)
+    if home != here:
+        await session.ask(BEGIN, session.statement("target_settle", own=own), COMMIT)
+    return own
 
 
 class QueueSession:
@@ -288,18 +304,22 @@ class QueueSession:
         remembered anew. Forget what may be forgotten; return how many."""
         looked = self._session.statement("target_looked", memory=self._target.memory, began=began, **self._fence)
         [(before,)] = await self._begin(looked)
-        await self._session.ask(COMMIT)
-        old = self._session.statement("target_old", source=self._fence["source"], before=before)
-        forgotten = 0
+        names = self._session.statement("target_names", source=self._fence["source"])
+        _, found = await self._session.ask(COMMIT, names)
+        return sum([await self._forget(name, before) for (name,) in found])
+
+    async def _forget(self, name: str, before: str) -> int:
+        """Forget what was delivered under this name before this time, but for rows that were put aside."""
+        old, forgotten = self._session.statement("target_old", source=name, before=before), 0
         while True:
             [rows] = await self._session.ask(old)
-            uids = [uid for (uid,) in rows]
-            kept = await self._source.kept(uids) if uids else set()
-            uids = [uid for uid in uids if uid not in kept]
-            if not uids:
+            if not rows:
                 return forgotten
-            [(gone,)] = await self._begin(self._session.statement("target_forget", uids=array(uids), before=before))
-            await self._session.ask(COMMIT)
+            uids = {uid for (uid,) in rows}
+            kept = await self._source.kept(list(uids))
+            forget = self._session.statement("target_forget", uids=array(uids - kept), before=before)
+            [(gone,)] = await self._begin(forget)
+            await self._session.ask(self._session.statement("target_keep", uids=array(kept), before=before), COMMIT)
             forgotten += gone
 
 

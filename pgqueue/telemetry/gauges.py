@@ -70,7 +70,7 @@ def _of_server(said: dict[str, Any]) -> Iterator[Sample]:
 
 
 def _of_outboxes(relays: Iterable[Row]) -> Iterator[Sample]:
-    for source, name, waiting, oldest, _, reported in relays:
+    for source, name, waiting, oldest, _, reported, _ in relays:
         outbox = {"outbox": f"{plain(name)} {source}"}
         yield "pgqueue_outbox_waiting", outbox, waiting
         # While the relay is silent, what it has said grows older.

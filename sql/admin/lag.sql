@@ -8,9 +8,10 @@ SELECT coalesce(has_table_privilege(to_regclass('pgqueue.outbox'), 'SELECT')
 SELECT has_table_privilege('pgqueue.relay_fence', 'SELECT')
 
 -- name: lag_relays
--- For each outbox whose jobs come here, what its relay has reported last, and for how many seconds it has not reported.
-SELECT source::text, name, waiting, oldest, refused, extract(epoch FROM pgqueue.now() - reported_at)::float8
-FROM pgqueue.relay_fence WHERE reported_at IS NOT NULL ORDER BY name, source
+-- For each outbox whose jobs come here, what its relay has reported last, for how many seconds it has not reported, and why it delivers
+-- nothing. Not for one that goes on under another name.
+SELECT source::text, name, waiting, oldest, refused, extract(epoch FROM pgqueue.now() - reported_at)::float8, stopped
+FROM pgqueue.relay_fence WHERE reported_at IS NOT NULL AND heir IS NULL ORDER BY name, source
 
 -- name: lag_outbox
 -- How many staged jobs wait for a relay, and for how many seconds the oldest of them; how many were refused. No more than 10,001 rows of

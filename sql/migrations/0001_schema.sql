@@ -1871,7 +1871,11 @@ CREATE TABLE pgqueue.relay_fence (
     -- Seconds that the oldest of them has waited.
     oldest      double precision,
     refused     integer,
-    reported_at timestamptz
+    reported_at timestamptz,
+    -- Why the relay delivers nothing until a person says so: a copy, or another queue's outbox.
+    stopped     text,
+    -- The name under which this outbox goes on, as after pg_upgrade: its relay prunes this memory, too.
+    heir        uuid
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgqueue.relay_fence IS 'Which session of a relay may deliver the jobs of each outbox.';
 

@@ -31,11 +31,8 @@ SELECT source::text, home, target::text, {{relay_home}} FROM pgqueue.outbox_sour
 INSERT INTO pgqueue.outbox_source DEFAULT VALUES ON CONFLICT DO NOTHING
 
 -- name: source_settle
--- This outbox lies here and belongs to that queue. If it is `renamed`, it is another outbox than before. One row: its name.
-UPDATE pgqueue.outbox_source
-SET source = CASE WHEN %(renamed)s::boolean THEN gen_random_uuid() ELSE source END,
-    home = {{relay_home}}, target = %(target)s::text::uuid
-RETURNING source::text
+-- This outbox lies here, has this name, and belongs to that queue.
+UPDATE pgqueue.outbox_source SET source = %(own)s::text::uuid, home = {{relay_home}}, target = %(target)s::text::uuid
 
 -- name: source_draw
 -- Draw an epoch above all that were ever drawn here or seen at the target.

@@ -17,10 +17,23 @@ SELECT pg_advisory_xact_lock(hashtextextended('pgqueue.relay_target', 7))
 INSERT INTO pgqueue.relay_target (one) SELECT true WHERE NOT EXISTS (SELECT FROM pgqueue.relay_target)
 
 -- name: target_settle
--- This queue lies here. If it is `renamed`, it is another queue than before. One row: its name.
-UPDATE pgqueue.relay_target
-SET target = CASE WHEN %(renamed)s::boolean THEN gen_random_uuid() ELSE target END, home = {{relay_home}}
-RETURNING target::text
+-- This queue lies here, and has this name. All relays that settle it at once give it the same one.
+UPDATE pgqueue.relay_target SET target = %(own)s::text::uuid, home = {{relay_home}}
+
+-- name: target_inherit
+-- The outbox with the name `before` goes on under this name, as those do that went on as `before`: their memory is its own. A report
+-- under the old name takes that back: then both live.
+UPDATE pgqueue.relay_fence SET heir = %(source)s::text::uuid
+WHERE source = %(before)s::text::uuid OR heir = %(before)s::text::uuid
+
+-- name: target_stopped
+-- No job of this outbox is delivered for this reason; so much waits there. It stands under the name that the outbox will have.
+INSERT INTO pgqueue.relay_fence AS f (source, epoch, name, waiting, oldest, refused, reported_at, stopped)
+VALUES (%(source)s::text::uuid, 0, %(place)s::text, %(waiting)s::integer, %(oldest)s::float8, %(refused)s::integer, pgqueue.now(),
+    %(reason)s::text)
+ON CONFLICT (source) DO UPDATE
+SET name = excluded.name, waiting = excluded.waiting, oldest = excluded.oldest, refused = excluded.refused,
+    reported_at = excluded.reported_at, stopped = excluded.stopped
 
 -- name: target_now
 -- The time.
@@ -71,14 +84,18 @@ WHERE source = %(source)s::text::uuid AND epoch = %(epoch)s::bigint
 RETURNING look::text
 
 -- name: target_report
--- How far this relay is behind, for `pgqueue status`.
+-- How far this relay is behind, for `pgqueue status`. It works, so no other outbox goes on for it.
 UPDATE pgqueue.relay_fence
 SET name = %(place)s::text, waiting = %(waiting)s::integer, oldest = %(oldest)s::float8, refused = %(refused)s::integer,
-    reported_at = pgqueue.now()
+    reported_at = pgqueue.now(), stopped = NULL, heir = NULL
 WHERE source = %(source)s::text::uuid AND epoch = %(epoch)s::bigint
 
+-- name: target_names
+-- The names under which jobs of this outbox were delivered: its own, and those that it had before.
+SELECT source::text FROM pgqueue.relay_fence WHERE source = %(source)s::text::uuid OR heir = %(source)s::text::uuid
+
 -- name: target_old
--- Some of the staged jobs that were delivered before this time.
+-- Some of the staged jobs that were delivered under this name before this time.
 SELECT uid::text FROM pgqueue.relayed
 WHERE source = %(source)s::text::uuid AND relayed_at < %(before)s::text::timestamptz ORDER BY relayed_at LIMIT 5000
 
@@ -90,3 +107,8 @@ WITH gone AS (
     RETURNING uid
 )
 SELECT count(*) FROM gone
+
+-- name: target_keep
+-- These were found among the refused rows, and are remembered anew: from this time on at least, so that `target_old` reads others next.
+UPDATE pgqueue.relayed SET relayed_at = greatest(pgqueue.now(), %(before)s::text::timestamptz)
+WHERE uid = ANY (%(uids)s::text::uuid[])

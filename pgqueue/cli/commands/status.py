@@ -134,6 +134,8 @@ def _outbox(lag: Lag) -> Iterator[str]:
 
 def _relay(relay: RelayLag) -> Iterator[str]:
     name = plain(relay.name)
+    if relay.stopped is not None:
+        yield f"STOPPED, the relay of {name}: {plain(relay.stopped)}."
     if relay.is_silent:
         since = span(relay.reported)
         yield f"NO RELAY of {name} has reported for {since}; staged jobs that waited then: {_behind(relay)}."
