@@ -166,6 +166,7 @@ def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
     growth = yield _facts("doctor_growth")
     [[may]] = yield named("lag_relays_visible")
     relays = [lag.RelayLag(*row) for row in (yield named("lag_relays"))] if may else []
+    held = [lag.HeldFence(*row) for row in (yield named("lag_held", seconds=lag.HELD_SECONDS))] if may else []
     duties = tuple(DutyInfo(**each) for each in (yield _facts("doctor_duties")))
     left = yield from _left(found)
     free = yield from _with_free_slot(found)
@@ -180,6 +181,7 @@ def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
         *_of_queues(found, free),
         *_of_growth(found, growth),
         *_of_relays(relays),
+        *map(_held, held),
         *map(_undeclared, limits.unknown(undeclared)),
     ]
     findings = sorted(_worst(findings), key=lambda finding: SEVERITIES.index(finding.severity))
@@ -455,6 +457,15 @@ def _of_relays(relays: Iterable[lag.RelayLag]) -> Iterator[Finding]:
             what = f"the relay of outbox {each.name} reports no more: what is staged there becomes no job"
             todo = "start it: `pgqueue relay --from …`; if it runs, its log says what it waits for, as missing tables"
             yield Finding("relay", WARNING, what, todo, "docs/relay.md#operations", each.reported)
+
+
+def _held(each: lag.HeldFence) -> Finding:
+    what = f"{each.said}: what is staged there waits until it ends"
+    todo = (
+        f"end it: SELECT pg_terminate_backend({each.pid}). A relay does so, if both have the same role, or its "
+        "role is in pg_signal_backend"
+    )
+    return Finding("fence", CRITICAL, what, todo, "docs/relay.md#operations", each.seconds)
 
 
 def since(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int]:

@@ -14,6 +14,8 @@ from pgqueue.database.steps import Steps
 
 COUNTED_MOST = 10_000
 """More rows than this are not counted: then `waiting` or `refused` is one more."""
+HELD_SECONDS = 20.0
+"""So long no delivery holds the fence; a relay ends the session that does within 2 s, if it has the right."""
 SILENT_SECONDS = 150.0
 """A relay that works has reported within this time."""
 
@@ -50,6 +52,25 @@ class RelayLag:
         return self.reported > SILENT_SECONDS
 
 
+@dataclass(frozen=True, slots=True)
+class HeldFence:
+    """A session of this database that has held the fence of an outbox for 20 s: what is staged there waits for it."""
+
+    source: str
+    """The name of the outbox, a uuid."""
+    name: str
+    """Where it lies: host and database; empty if its relay has not reported yet."""
+    pid: int
+    role: str
+    seconds: float
+    """For how long; if this role may not see that, since the last report of the relay."""
+
+    @property
+    def said(self) -> str:
+        """What holds up which outbox."""
+        return f"session {self.pid} of role {self.role} holds the fence of outbox {self.name or self.source}"
+
+
 @asks
 def relays(conn: object) -> Steps[list[RelayLag]]:
     """How far each relay is behind that delivers to this queue. Empty if this role may not see it."""
@@ -59,6 +80,13 @@ def relays(conn: object) -> Steps[list[RelayLag]]:
 
 arelays = twin(relays)
 """`relays` for async connections."""
+
+
+@asks
+def held(conn: object) -> Steps[list[HeldFence]]:
+    """The outboxes whose jobs wait for a session that stands still. Empty if this role may not see it."""
+    [[may]] = yield named("lag_relays_visible")
+    return [HeldFence(*row) for row in (yield named("lag_held", seconds=HELD_SECONDS))] if may else []
 
 
 @asks

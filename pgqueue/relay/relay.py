@@ -33,7 +33,8 @@ that is deleted takes rows along that were committed after the reading.
 
 1. A uid is made once. Job and memory commit together, and one uid is remembered once: it is a primary key.
 2. Two deliveries of one outbox do not overlap: both lock the fence.
-3. Raising the fence waits for the delivery that holds it. Afterwards no session with a lower epoch commits.
+3. Raising the fence waits for the delivery that holds it. Afterwards no session with a lower epoch commits. If that
+   delivery stands still, its session is ended, which undoes it (fence.py).
 4. What a session delivers was read after its epoch was raised. So it has no row that was deleted before that.
 5. So a row comes twice only if the memory has lost it in between. The memory loses a row only if the row was absent for
    the memory's age. A row that was absent in a committed state is in no later one, unless the source is set back by
@@ -45,7 +46,7 @@ that is deleted takes rows along that were committed after the reading.
    the adopted outbox, as in 5, unless the old name lives: its reports take that right back.
 
 A simulator plays the scheme (tests/relay/test_scheme.py), and finds a fault if the fence, the uid, the fence for each
-session, the durable commit or the look is taken out.
+session, the durable commit or the look is taken out, or if a session that stands still is not ended.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ from pgqueue.database.sessions import Link, options
 from pgqueue.errors import Error, SchemaBehind, SchemaMissing
 from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
+from pgqueue.relay.fence import Fenced, Held
 from pgqueue.relay.rounds import Counts, Rounds
 from pgqueue.relay.session import opened
 from pgqueue.relay.source import Source, place
-from pgqueue.relay.target import Fenced, QueueTarget, Target
+from pgqueue.relay.target import QueueTarget, Target
 
 log = logging.getLogger("pgqueue")
 
@@ -78,7 +80,8 @@ LOCK_SECONDS = 1.0
 TROUBLE_MOST = 60.0
 """What no connection cures is tried again, and logged, this often."""
 SCHEMA_MOST = 5.0
-"""Tables that are not there, or are older, are looked for this often: a deploy may be about to migrate them."""
+"""What may end by itself is tried again this often: tables are missing or older, and a deploy may be about to migrate
+them; or a session that cannot be ended holds the fence."""
 
 
 @names_options
@@ -170,7 +173,7 @@ class _Trouble:
     def met(self, error: Exception) -> float:
         """Seconds until the next try. The same trouble is logged when it begins, and once a minute while it lasts."""
         pause, said = self._backoff.pause(), without_values(error)
-        if isinstance(error, SchemaMissing | SchemaBehind):
+        if isinstance(error, SchemaMissing | SchemaBehind | Held):
             pause = min(pause, SCHEMA_MOST)
         if said != self._said or monotonic() >= self._said_at + TROUBLE_MOST:
             self._said, self._said_at = said, monotonic()

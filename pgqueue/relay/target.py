@@ -22,9 +22,10 @@ from pgqueue.database.sequences import advancing
 from pgqueue.database.sessions import BEGIN, COMMIT, Link
 from pgqueue.database.statements import Statement
 from pgqueue.database.steps import Steps
-from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.staged import check_format, job_of
+from pgqueue.relay.fence import ROLLBACK, Fenced, raise_fence
 from pgqueue.relay.session import Session, opened
 from pgqueue.relay.source import Lag, Refusal, Source, StagedRow, Stopped, array, name_at
 
@@ -33,16 +34,11 @@ log = logging.getLogger("pgqueue")
 SAVEPOINT = Statement("SAVEPOINT delivery", {}, list)
 RELEASE = Statement("RELEASE SAVEPOINT delivery", {}, list)
 ROLLBACK_TO = Statement("ROLLBACK TO SAVEPOINT delivery", {}, list)
-ROLLBACK = Statement("ROLLBACK", {}, list)
 
 _WAITS = ("55P03", "40P01")
 """What a row meets whose unique key is just being taken by another transaction."""
 
 Staged = tuple[StagedRow, NewJob[Any]]
-
-
-class Fenced(Error):
-    """Another session of a relay delivers the jobs of this outbox now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +86,7 @@ class QueueTarget:
         async with opened(self.link, "target") as session:
             await session.ask(BEGIN, advancing(self.link.schema, whole=False), COMMIT)
             await _settle(session, source, adopt=adopt)
-            [[(seen,)]] = await session.ask(session.statement("target_epoch", source=source.name))
-            epoch = await source.draw(seen)
-            rise = session.statement("target_raise", source=source.name, epoch=epoch)
-            [_, raised, _] = await session.ask(BEGIN, rise, COMMIT)
-            if not raised:
-                raise Fenced(f"a session with a higher epoch than {epoch} delivers the jobs of this outbox")
-            yield QueueSession(session, source, epoch, self)
+            yield QueueSession(session, source, await raise_fence(session, source), self)
 
 
 async def _settle(session: Session, source: Source, *, adopt: bool) -> None:

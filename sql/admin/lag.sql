@@ -13,6 +13,19 @@ SELECT has_table_privilege('pgqueue.relay_fence', 'SELECT')
 SELECT source::text, name, waiting, oldest, refused, extract(epoch FROM pgqueue.now() - reported_at)::float8, stopped
 FROM pgqueue.relay_fence WHERE reported_at IS NOT NULL AND heir IS NULL ORDER BY name, source
 
+-- name: lag_held
+-- The outboxes whose fence a session has held for so many seconds, which session, its role, and for how long. If this role may not see since
+-- when: if the relay has not reported for 150 s.
+SELECT source, name, pid, role, seconds
+FROM (
+    SELECT f.source::text, coalesce(f.name, '') AS name, a.pid, coalesce(a.usename::text, 'unknown') AS role,
+        extract(epoch FROM pgqueue.now() - coalesce(a.xact_start, f.reported_at))::float8 AS seconds, a.xact_start IS NULL AS hidden
+    FROM pgqueue.relay_fence f
+    JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = f.xmax
+    JOIN pg_stat_activity a ON a.pid = l.pid
+) AS held
+WHERE seconds >= CASE WHEN hidden THEN 150 ELSE %(seconds)s::float8 END ORDER BY name, source
+
 -- name: lag_outbox
 -- How many staged jobs wait for a relay, and for how many seconds the oldest of them; how many were refused. No more than 10,001 rows of
 -- each are looked at, the first ones.

@@ -1860,6 +1860,9 @@ COMMENT ON TABLE pgqueue.relay_target IS 'The name of this queue, for the outbox
 CREATE TABLE pgqueue.relay_fence (
     source uuid        PRIMARY KEY,
     epoch  bigint      NOT NULL,
+    -- The session that has raised it: it is ended if it holds this row and stands still.
+    pid           integer,
+    backend_start timestamptz,
     -- When two looks at the whole outbox began, and when the second ended: at least the memory's age after the first had. What was
     -- delivered before the first began, and was not found by it, may be forgotten.
     look    timestamptz NOT NULL DEFAULT '-infinity',

@@ -44,10 +44,23 @@ SELECT pgqueue.now()::text
 SELECT coalesce(max(epoch), 0) FROM pgqueue.relay_fence WHERE source = %(source)s::text::uuid
 
 -- name: target_raise
--- From its COMMIT on, no session with a lower epoch delivers. Waits for one that is just delivering. No row: another session was faster.
-INSERT INTO pgqueue.relay_fence AS f (source, epoch) VALUES (%(source)s::text::uuid, %(epoch)s::bigint)
-ON CONFLICT (source) DO UPDATE SET epoch = excluded.epoch WHERE f.epoch < excluded.epoch
+-- From its COMMIT on, no session with a lower epoch delivers. Waits for one that is just delivering, as long as `lock_timeout`. No row:
+-- another session was faster. Which session has raised it is noted.
+INSERT INTO pgqueue.relay_fence AS f (source, epoch, pid, backend_start)
+SELECT %(source)s::text::uuid, %(epoch)s::bigint, a.pid, a.backend_start FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()
+ON CONFLICT (source) DO UPDATE SET epoch = excluded.epoch, pid = excluded.pid, backend_start = excluded.backend_start
+WHERE f.epoch < excluded.epoch
 RETURNING epoch
+
+-- name: target_holder
+-- Which session holds the fence now: that of the transaction in its row. Pid and start, its role, and whether it is a relay's: it has
+-- raised the fence, or is named as one. The start is NULL if this role may not see it.
+SELECT a.pid, a.backend_start::text, a.usename::text,
+    (a.pid = f.pid AND coalesce(a.backend_start = f.backend_start, true)) OR a.application_name = 'pgqueue relay target'
+FROM pgqueue.relay_fence f
+JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = f.xmax
+JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE f.source = %(source)s::text::uuid AND a.datname = current_database() AND a.pid <> pg_backend_pid()
 
 -- name: target_fence
 -- Hold the fence until the transaction ends. No row: another session has raised it.

@@ -16,7 +16,7 @@ from servers import VERSION, embedded_server
 from workers import Eyes, work
 
 import pgqueue as api
-from pgqueue.admin import doctor
+from pgqueue.admin import doctor, lag
 from pgqueue.database import migrations
 
 Conn = psycopg.Connection[Any]
@@ -229,6 +229,12 @@ def a_silent_relay(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyP
         )  # fmt: skip
 
 
+def a_held_fence(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lag, "HELD_SECONDS", 0.0)
+    eyes.do("INSERT INTO pgqueue.relay_fence (source, epoch, name) VALUES (gen_random_uuid(), 1, 'db/shop')")
+    opened(dsn, stack).execute("SELECT FROM pgqueue.relay_fence FOR UPDATE")
+
+
 def a_stuck_job(dsn: str, eyes: Eyes, stack: ExitStack, patch: pytest.MonkeyPatch) -> None:
     stack.enter_context(leading(dsn, eyes))
     worker(eyes)
@@ -314,6 +320,7 @@ CAUSES: dict[str, tuple[Provoke, str, str]] = {
     ),
     "an unknown task": (an_unknown_task, "unknown", "typo"),
     "a silent relay": (a_silent_relay, "relay", "db/shop"),
+    "a held fence": (a_held_fence, "fence", "holds the fence of outbox db/shop"),
     "overdue jobs although a worker lives": (overdue_jobs_although_a_worker_lives, "overdue", "of queue default are"),
     "a stuck job": (a_stuck_job, "stuck", "default"),
     "growth": (growth, "growth", "queue default grows: 300 jobs wait"),

@@ -311,6 +311,7 @@ def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
     [status] = items(pgqueue("status", "--json", dsn=dsn))
     assert set(status) == {
         "relays",
+        "held",
         "outbox",
         "database",
         "schema",

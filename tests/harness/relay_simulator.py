@@ -7,7 +7,9 @@ fails again.
 What the model keeps, because each of it has lost or doubled jobs:
 
 1. A message to a target session is executed some time after it was sent, whether or not the relay still waits for it.
-2. A delivery holds the fence from its first statement to its COMMIT, and a session may stand still in between.
+2. A delivery holds the fence from its first statement to its COMMIT, and a session may stand still in between: for
+   ever, if the rest of its message never comes. Who raises the fence ends that session, which undoes the delivery, or
+   comes too late, for it has just committed.
 3. An answer may get lost. Then the relay does not know what became of its message, and opens other sessions.
 4. A lock of the source goes with its session. The relay that held it does not notice before its next statement there.
 5. A DELETE may be executed late, too; ids are given again after TRUNCATE … RESTART IDENTITY; uids never.
@@ -44,6 +46,8 @@ class Scheme:
     """Each target session has an epoch of its own; without it each lock of the source has."""
     durable: bool = True
     """The target's COMMIT is durable when it is answered."""
+    ends_holder: bool = True
+    """A session that holds the fence for long is ended by the one that raises it."""
     looked: bool = True
     """The memory of a row is pruned an age after a look at the whole outbox that has not found the row. Without it: an
     age after the row was delivered, if it is not in the outbox."""
@@ -66,6 +70,8 @@ class Session:
 
     alive: bool = True
     busy: bool = False
+    stuck: bool = False
+    """The rest of its message never comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +176,9 @@ class Model:
                     self._step(message)
             self.now += 2 * MEMORY
         self.now += 10 * MEMORY
+        for _, session in self.sessions:
+            if session.stuck:
+                self._end_session(session)
         while self.messages:
             for message in list(self.messages):
                 self._step(message)
@@ -256,8 +265,11 @@ class Model:
         """End sessions of one server. What one of them was executing is undone."""
         living = [session for at, session in self.sessions if at == side and session.alive]
         for session in living if every else living[:1]:
-            session.alive = session.busy = False
-        self.messages = [message for message in self.messages if message.session.alive]
+            self._end_session(session)
+
+    def _end_session(self, session: Session) -> None:
+        session.alive = session.busy = False
+        self.messages = [message for message in self.messages if message.session is not session]
 
     def _set_back(self) -> None:
         """The source is as it was less than the memory's age ago. Its application has lost what came since."""
@@ -388,12 +400,18 @@ class Model:
 
     # What the servers execute ----------------------------------------------------------------------------------------
 
-    def _fence_is_free(self, mine: Session) -> bool:
-        return not any(each.busy for at, each in self.sessions if at == "target" and each is not mine)
+    def _holder(self, mine: Session) -> Session | None:
+        """Another session that holds the fence."""
+        holders = (each for at, each in self.sessions if at == "target" and each.busy and each is not mine)
+        return next(holders, None)
 
     def _raise(self, session: Session, epoch: int) -> Generator[None, None, bool]:
-        while self.scheme.fence and not self._fence_is_free(session):
+        patience = 5
+        while self.scheme.fence and (holder := self._holder(session)) is not None:
             yield
+            patience -= 1
+            if self.scheme.ends_holder and not patience:
+                self._end_session(holder)  # which may have committed since it was found
         if self.target.epoch >= epoch:
             return not self.scheme.fence
         self._commit(replace(self.target, epoch=epoch), durable=True)
@@ -403,7 +421,7 @@ class Model:
         """Lock the fence at this epoch; whether it is there."""
         if not self.scheme.fence:
             return True
-        while not self._fence_is_free(session):
+        while self._holder(session) is not None:
             yield
         session.busy = self.target.epoch == epoch
         return session.busy
@@ -413,6 +431,9 @@ class Model:
             session.alive = False
             return False
         yield  # in the middle of its transaction
+        session.stuck = not self.calm and self.random.random() < 0.02
+        while session.stuck:
+            yield
         keys = {uid: uid if self.scheme.uid else id for uid, id in rows}
         new = [uid for uid, key in keys.items() if key not in self.target.memory]
         noted = {keys[uid]: self.now for uid in (keys if self.scheme.looked else new)}

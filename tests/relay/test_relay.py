@@ -27,10 +27,11 @@ from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, SchemaMissing
 from pgqueue.jobs.job import NewJob
+from pgqueue.relay.fence import Fenced
 from pgqueue.relay.relay import Relay, _Trouble
 from pgqueue.relay.session import opened
 from pgqueue.relay.source import Batch, Source
-from pgqueue.relay.target import Fenced, QueueTarget
+from pgqueue.relay.target import QueueTarget
 
 __all__ = ["app_dsn", "role", "sides"]
 

@@ -21,7 +21,7 @@ from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.depth import UnknownTask
-    from pgqueue.admin.lag import Lag, RelayLag
+    from pgqueue.admin.lag import HeldFence, Lag, RelayLag
     from pgqueue.admin.limits import Undeclared
     from pgqueue.admin.queries import Status, WorkerInfo
 
@@ -44,7 +44,8 @@ def command(watch: bool, as_json: bool) -> None:
     that takes jobs and has sent a heartbeat within three leases. A line for each PAUSED queue and task says since when,
     and by which actor. Jobs wait for an UNDECLARED limit or rate until a worker declares it. Tasks that no live worker
     of their queue knows are named, too. In a database with an outbox the staged jobs that wait for a relay are counted,
-    and how long the oldest has waited; in the queue's database there is what each relay has reported.
+    and how long the oldest has waited; in the queue's database there is what each relay has reported, and, as HELD,
+    which session keeps it from delivering.
 
     \b
     Examples:
@@ -84,20 +85,24 @@ def _now(as_json: bool) -> str:
     from pgqueue.errors import SchemaMissing
 
     try:
-        status, undeclared, lag, relays = _read()
+        status, undeclared, lag, relays, held = _read()
     except SchemaMissing:
         if (alone := _read_outbox()) is None:
             raise
         return document([{"outbox": alone}]) if as_json else "\n".join(_outbox(alone))
     if as_json:
-        return document([asdict(status) | {"undeclared": undeclared, "outbox": lag, "relays": relays}])
-    lines = [*(line for relay in relays for line in _relay(relay)), *([] if lag is None else _outbox(lag))]
+        return document([asdict(status) | {"undeclared": undeclared, "outbox": lag, "relays": relays, "held": held}])
+    lines = [
+        *(line for relay in relays for line in _relay(relay)),
+        *map(_held, held),
+        *([] if lag is None else _outbox(lag)),
+    ]
     return "\n".join([*_screen(status, undeclared), *(["", *lines] if lines else [])])
 
 
-def _read() -> tuple[Status, list[Undeclared] | None, Lag | None, list[RelayLag]]:
+def _read() -> tuple[Status, list[Undeclared] | None, Lag | None, list[RelayLag], list[HeldFence]]:
     """The status, the undeclared limits and rates, the lag of an outbox that lies here, too, and of those whose jobs
-    come here. None is for what this role may not see, or what is not there."""
+    come here, and which of these are held up. None is for what this role may not see, or what is not there."""
     import psycopg
 
     from pgqueue.admin import lag, limits, queries
@@ -105,12 +110,12 @@ def _read() -> tuple[Status, list[Undeclared] | None, Lag | None, list[RelayLag]
     with reading("status") as conn:
         status = queries.status(conn)
         outbox = lag.lag(conn) if lag.visible(conn) else None
-        relays = lag.relays(conn)
+        relays, held = lag.relays(conn), lag.held(conn)
         try:
             with conn.transaction():
-                return status, limits.undeclared(conn), outbox, relays
+                return status, limits.undeclared(conn), outbox, relays, held
         except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
-            return status, None, outbox, relays
+            return status, None, outbox, relays, held
 
 
 def _read_outbox() -> Lag | None:
@@ -143,6 +148,12 @@ def _relay(relay: RelayLag) -> Iterator[str]:
         yield f"RELAY of {name}: staged jobs that wait: {_behind(relay)} ({span(relay.reported)} ago)."
     if relay.refused:
         yield f"REFUSED staged jobs of {name}: {_number(relay.refused)}; `pgqueue relay --list-refused` says why."
+
+
+def _held(fence: HeldFence) -> str:
+    return (
+        f"HELD for {span(fence.seconds)}: {plain(fence.said)}; what is staged there waits. `pgqueue doctor` says more."
+    )
 
 
 def _behind(lag: Lag | RelayLag) -> str:
