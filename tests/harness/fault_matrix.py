@@ -257,6 +257,16 @@ def take_connections(stage: Stage) -> None:
         one.close()
 
 
+def make_read_only(stage: Stage) -> None:
+    """As a switchover does: the database is made read only, and the workers' sessions are ended. Nothing ends those
+    that begin meanwhile."""
+    with psycopg.connect(stage.dsn, autocommit=True) as conn:
+        conn.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgqueue%'")
+        stage.lasts(5)
+        conn.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+
+
 def publish(stage: Stage) -> None:
     with psycopg.connect(stage.dsn, autocommit=True) as conn:
         conn.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -480,6 +490,7 @@ FAULTS = [
     * (PROGRAM is not None),
     Fault("postmaster frozen for 40 s", freeze_postmaster),
     Fault("connections exhausted", take_connections, {"max_connections": "40"}),
+    Fault("database read only", make_read_only),
     Fault("publication of all tables", publish, {"wal_level": "logical"}),
     Fault("memory at its limit", starve_threads, source=SOURCE + STARVE),
     Fault("failover, synchronous standby", fail_over, way=with_a_standby(synchronous=True)),
