@@ -69,7 +69,7 @@ def test_a_failover_to_a_synchronous_standby_loses_no_committed_job(
         else:
             own_server.stop("immediate")
         if attributes == "any":
-            wait_until(lambda: all("during recovery" in process.written() for process in made.all))
+            wait_until(lambda: all("the database is read only" in process.written() for process in made.all))
         began = time.monotonic()
         both.promote()
         eyes = Eyes(dsn)
