@@ -40,9 +40,9 @@ GRANT SELECT, UPDATE ON pgqueue.key_rate TO :"role";
 -- With the rights to enqueue: `on_duplicate="replace"`.
 GRANT USAGE ON TYPE pgqueue.keyed_job TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
-GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.is_due(timestamptz),
-    pgqueue.keys_can_be(text, integer, text, text, text),
-    pgqueue.rank_can_be(smallint, smallint, smallint, smallint, smallint, boolean),
+GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text, text, text),
+    pgqueue.is_out_of_place(smallint, smallint, timestamptz, timestamptz, smallint, smallint, smallint, boolean),
+    pgqueue.refuse_lane(smallint, smallint),
     pgqueue.enqueue_replacing(pgqueue.keyed_job[]), pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint),
     pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),
     pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),

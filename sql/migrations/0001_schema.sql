@@ -89,13 +89,6 @@ CREATE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL
 
 -- Jobs ----------------------------------------------------------------------------------------------------------------
 
-CREATE FUNCTION pgqueue.is_due(run_at timestamptz) RETURNS boolean LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
-BEGIN
-    RETURN run_at OPERATOR(pg_catalog.<=) pgqueue.now();
-END $$;
-COMMENT ON FUNCTION pgqueue.is_due IS
-    'For checks: a job that may run has no time to start, or one that has come.';
-
 CREATE FUNCTION pgqueue.keys_can_be(
     lock_key text, lock_limit integer, on_locked text, limit_key text, rate_key text
 ) RETURNS boolean LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
@@ -115,25 +108,6 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.keys_can_be IS
     'For checks: keys of a length that an index holds, and what belongs to a lock.';
-
--- Whether a job may have this rank, which is not that of its priority. The front, and the lanes of poison jobs, are for
--- jobs that had been taken, or hold a key. No column tells a job that was given back before it started. There it counts
--- whether the inserting role may say what a job holds, as only workers and operators may. 11 is the default;
--- `put_in_lane` sees to it.
---
--- A check has the search_path of the session that inserts. So each operator and function has its full name.
-CREATE FUNCTION pgqueue.rank_can_be(
-    rank smallint, priority smallint, attempt smallint, crashes smallint, snoozes smallint, holds boolean
-) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    RETURN rank OPERATOR(pg_catalog.=) 11
-        OR (rank OPERATOR(pg_catalog.<) 0 OR rank OPERATOR(pg_catalog./) 2 OPERATOR(pg_catalog.=) priority)
-        AND (holds OR attempt OPERATOR(pg_catalog.>) 0 OR crashes OPERATOR(pg_catalog.>) 0 OR snoozes OPERATOR(pg_catalog.>) 0
-             OR pg_catalog.has_column_privilege(
-                 'pgqueue.job_available'::pg_catalog.text, 'holds'::pg_catalog.text, 'INSERT'::pg_catalog.text));
-END $$;
-COMMENT ON FUNCTION pgqueue.rank_can_be IS
-    'For checks: a lane beside that of the priority is for jobs that had been taken.';
 
 CREATE SEQUENCE pgqueue.job_id_seq AS bigint;
 
@@ -190,14 +164,15 @@ ALTER SEQUENCE pgqueue.job_pos_seq OWNED BY pgqueue.job.pos;
 
 -- What others write is checked where it enters: available and scheduled. Moves between our own states trust it. A
 -- statement pays for every constraint anew (seven were a third of a one-row insert): hence one for each table.
--- Time only goes forward, so a row that was due stays due: a check may ask the clock here.
+--
+-- A check is a property of its row: what it let in at one server, it lets in at any other, at any time. So none asks a
+-- clock, a setting, a right or another row. Else a restore or a subscriber would refuse rows that were right.
 CREATE TABLE pgqueue.job_available PARTITION OF pgqueue.job (
     pos NOT NULL,
     CONSTRAINT job_available_is_ready CHECK (
         priority BETWEEN 0 AND 9 AND pos > 0 AND octet_length(queue) BETWEEN 1 AND 40
         AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL
-        AND (rank = 2 * priority + 1 OR pgqueue.rank_can_be(rank, priority, attempt, crashes, snoozes, holds))
-        AND (run_at IS NULL OR pgqueue.is_due(run_at))
+        AND (rank / 2 = priority OR rank < 0 OR rank = 11) AND run_at < 'infinity'
         AND (lock_key IS NULL AND limit_key IS NULL AND rate_key IS NULL
              OR pgqueue.keys_can_be(lock_key, lock_limit, on_locked, limit_key, rate_key)))
 ) FOR VALUES IN ('available');
@@ -292,30 +267,73 @@ ALTER TABLE pgqueue.job_done      ALTER pos DROP DEFAULT;
 ALTER TABLE pgqueue.job_dead      ALTER pos DROP DEFAULT;
 ALTER TABLE pgqueue.job_running ALTER hold_pos SET DEFAULT nextval('pgqueue.job_hold_seq');
 
--- A plain INSERT names a priority, and knows nothing of lanes. Its row is written once more, in its lane, by the same
--- transaction and with the same position. A scheduled job needs none of this: its lane is worked out when it is due.
+-- The front, and the lanes of poison jobs, are for jobs that had been taken, or hold a key.
+CREATE FUNCTION pgqueue.refuse_lane(rank smallint, priority smallint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'pgqueue: rank % is not that of priority %, and this job was never taken', rank, priority
+        USING ERRCODE = 'check_violation', HINT = 'Leave out the rank: it follows from the priority.';
+END $$;
+
+-- Whether a row that came into `available` belongs elsewhere: it has a priority and no lane, or has to wait. It asks the
+-- clock only for a job that was never taken, and was to wait when it was enqueued. A lane that is not that of its
+-- priority is refused. No column tells a job that was given back before it started. There it counts whether the inserting
+-- role may say what a job holds, as only workers and operators may.
 --
--- The condition of the trigger holds for no row of our own statements. AFTER: a trigger before the insert would take
--- the batches of COPY.
-CREATE FUNCTION pgqueue.put_in_lane() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+-- It is parsed in the session that inserts, by its search_path. So each operator and function has its full name. And it is
+-- one expression: promotion pays for it.
+CREATE FUNCTION pgqueue.is_out_of_place(
+    rank smallint, priority smallint, enqueued_at timestamptz, run_at timestamptz, attempt smallint, crashes smallint,
+    snoozes smallint, holds boolean
+) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN rank OPERATOR(pg_catalog.=) 11 AND priority OPERATOR(pg_catalog.<>) 5
+        OR attempt OPERATOR(pg_catalog.<=) 0 AND crashes OPERATOR(pg_catalog.<=) 0 AND snoozes OPERATOR(pg_catalog.<=) 0 AND NOT holds
+        AND (run_at OPERATOR(pg_catalog.>) enqueued_at AND run_at OPERATOR(pg_catalog.>) pgqueue.now()
+             OR (rank OPERATOR(pg_catalog.<>) (2 OPERATOR(pg_catalog.*) priority OPERATOR(pg_catalog.+) 1))
+             AND NOT pg_catalog.has_column_privilege(
+                 'pgqueue.job_available'::pg_catalog.text, 'holds'::pg_catalog.text, 'INSERT'::pg_catalog.text)
+             AND pgqueue.refuse_lane(rank, priority));
+END $$;
+COMMENT ON FUNCTION pgqueue.is_out_of_place IS
+    'For a trigger: a job that is put in without a lane or before its time goes elsewhere.';
+
+-- A plain INSERT may name a priority or a time, and knows nothing of lanes and states. Its row is written once more, where
+-- it belongs, by the same transaction. A scheduled job needs no lane: that is worked out when it is due.
+--
+-- A job that was due stays due at a subscriber of logical replication, and in a restore without triggers, whatever the
+-- clock says there: nothing fires. No row of our own statements is moved.
+--
+-- AFTER: a trigger before the insert would take the batches of COPY. FOR EACH ROW: one for each statement has to be
+-- given all its rows, and would not hear of statements that name `job`. A condition is read anew by each statement, so
+-- it has few words.
+CREATE FUNCTION pgqueue.put_in_place() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     IF TG_RELID <> 'pgqueue.job_available'::regclass THEN
-        RAISE EXCEPTION 'pgqueue: put_in_lane is the trigger of pgqueue.job_available, and of no other table'
+        RAISE EXCEPTION 'pgqueue: put_in_place is the trigger of pgqueue.job_available, and of no other table'
             USING ERRCODE = 'insufficient_privilege';
     END IF;
     DELETE FROM pgqueue.job_available j WHERE j.id = NEW.id AND j.rank = NEW.rank;
-    IF FOUND THEN
-        NEW.rank := 2 * NEW.priority + 1;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    NEW.rank := 2 * NEW.priority + 1;
+    IF NEW.run_at > pgqueue.now() THEN
+        NEW.state := 'scheduled';
+        NEW.pos := NULL;
+        INSERT INTO pgqueue.job_scheduled VALUES (NEW.*);
+    ELSE
         INSERT INTO pgqueue.job_available VALUES (NEW.*);
     END IF;
     RETURN NULL;
 END $$;
-COMMENT ON FUNCTION pgqueue.put_in_lane IS
-    'The lane of a job whose INSERT named a priority and no rank.';
-CREATE TRIGGER put_in_lane AFTER INSERT ON pgqueue.job_available
-    FOR EACH ROW WHEN (NEW.rank = 11 AND NEW.priority <> 5) EXECUTE FUNCTION pgqueue.put_in_lane();
+COMMENT ON FUNCTION pgqueue.put_in_place IS
+    'Where a job goes whose INSERT named a priority and no rank, or a time to come and no state.';
+CREATE TRIGGER put_in_place AFTER INSERT ON pgqueue.job_available FOR EACH ROW
+    WHEN ((NEW.rank <> 2 * NEW.priority + 1 OR NEW.run_at > NEW.enqueued_at) AND pgqueue.is_out_of_place(
+        NEW.rank, NEW.priority, NEW.enqueued_at, NEW.run_at, NEW.attempt, NEW.crashes, NEW.snoozes, NEW.holds))
+    EXECUTE FUNCTION pgqueue.put_in_place();
 
 
 -- Beside a job --------------------------------------------------------------------------------------------------------
@@ -3198,7 +3216,7 @@ REVOKE ALL ON FUNCTION
     pgqueue.lagging_sequences(boolean),
     pgqueue.advance_sequences(boolean),
     pgqueue.restore_settings(),
-    pgqueue.put_in_lane(),
+    pgqueue.put_in_place(),
     pgqueue.put_keyed(pgqueue.keyed_job[]),
     pgqueue.enqueue_keyed(pgqueue.keyed_job[]),
     pgqueue.enqueue_replacing(pgqueue.keyed_job[]),

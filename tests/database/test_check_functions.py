@@ -1,4 +1,4 @@
-"""The functions that checks, defaults, triggers and indexes call mean the same in every session."""
+"""What checks, defaults, triggers and indexes call means the same in every session; a check asks only its row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors
+
+from pgqueue.database import migrations
 
 CALLED = """
     SELECT DISTINCT p.oid::regprocedure::text FROM pg_depend d JOIN pg_proc p ON p.oid = d.refobjid
@@ -64,11 +66,11 @@ def hostile(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
 
 def test_every_function_of_a_check_a_default_a_trigger_or_an_index_is_tried_here(conn: psycopg.Connection[Any]) -> None:
     assert [name for (name,) in conn.execute(CALLED.encode())] == [
-        "pgqueue.is_due(timestamp with time zone)",
+        "pgqueue.is_out_of_place(smallint,smallint,timestamp with time zone,timestamp with time zone,"
+        "smallint,smallint,smallint,boolean)",
         "pgqueue.keys_can_be(text,integer,text,text,text)",
         "pgqueue.now()",
-        "pgqueue.put_in_lane()",
-        "pgqueue.rank_can_be(smallint,smallint,smallint,smallint,smallint,boolean)",
+        "pgqueue.put_in_place()",
         "pgqueue.record_bulk()",
         "pgqueue.refuse_update()",
         "pgqueue.replace_setting()",
@@ -78,6 +80,7 @@ def test_every_function_of_a_check_a_default_a_trigger_or_an_index_is_tried_here
 GOOD = [
     "(task) VALUES ('x')",
     "(task, run_at) VALUES ('x', '2000-01-01')",
+    "(task, run_at) VALUES ('x', '2100-01-01')",
     "(task, state, run_at) VALUES ('x', 'scheduled', '2100-01-01')",
     "(task, lock_key, lock_limit, on_locked) VALUES ('x', 'k', 1, 'wait'), ('x', 'k', 2, 'skip')",
     "(task, lock_key, lock_limit, on_locked) VALUES ('x', 'k', 3, 'once')",
@@ -90,7 +93,7 @@ GOOD = [
 BAD = [
     "(task, priority, rank) VALUES ('x', 5, 13)",
     "(task, priority, rank) VALUES ('x', 3, 8)",
-    "(task, run_at) VALUES ('x', '2100-01-01')",
+    "(task, run_at) VALUES ('x', 'infinity')",
     "(task, lock_key, lock_limit) VALUES ('x', 'k', -1)",
     "(task, lock_key, lock_limit) VALUES ('x', 'k', 0)",
     "(task, lock_key, on_locked) VALUES ('x', 'k', 'never')",
@@ -141,3 +144,56 @@ def test_the_twins_are_heard_where_an_operator_is_not_named_in_full(hostile: psy
     )
     with pytest.raises(errors.RaiseException, match="the twin was called: >="):
         hostile.execute("INSERT INTO pgqueue.job (task, lock_key, lock_limit) VALUES ('x', 'k', 1)")
+
+
+CHECKS = """
+    SELECT c.conname, c.conrelid::regclass::text, pg_get_expr(c.conbin, c.conrelid) FROM pg_constraint c
+    WHERE c.connamespace = 'pgqueue'::regnamespace AND c.contype = 'c'
+    UNION ALL
+    SELECT DISTINCT p.proname, 'pgqueue.job_available',
+           substring(p.prosrc FROM '^\\s*BEGIN\\s+RETURN\\s(.*);\\s*END\\s*$')
+    FROM pg_depend d JOIN pg_proc p ON p.oid = d.refobjid
+    LEFT JOIN pg_constraint c ON d.classid = 'pg_constraint'::regclass AND d.objid = c.oid
+    LEFT JOIN pg_index i ON d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
+    WHERE d.refclassid = 'pg_proc'::regclass AND p.pronamespace = 'pgqueue'::regnamespace
+          AND (c.contype = 'c' OR i.indexrelid IS NOT NULL)
+"""
+"""Each check; the body of each function of ours that a check or an index calls, with columns of jobs as arguments."""
+
+
+def asks_more_than_its_row(conn: psycopg.Connection[Any]) -> set[str]:
+    """The checks that may not be the condition of an index: the server judges each function, operator and cast."""
+    found = set()
+    for name, table, condition in conn.execute(CHECKS.encode()).fetchall():
+        if condition is None:  # the body of a function is more than one RETURN
+            found.add(name)
+            continue
+        try:
+            with conn.transaction(force_rollback=True):
+                conn.execute(f"CREATE INDEX ON {table} ((1)) WHERE {condition}".encode())
+        except (errors.InvalidObjectDefinition, errors.FeatureNotSupported):
+            found.add(name)
+    return found
+
+
+@pytest.mark.promise("F192")
+def test_no_check_and_no_index_asks_anything_but_its_row(conn: psycopg.Connection[Any]) -> None:
+    """Not a clock, a setting, a right or another row: a restore or a subscriber would refuse rows that were right."""
+    migrations.migrate(conn, "pgqueue", line=migrations.OUTBOX)
+    assert {name for name, _, _ in conn.execute(CHECKS.encode())} >= {"keys_can_be", "job_available_is_ready"}
+    assert asks_more_than_its_row(conn) == set()
+    for name, condition in {
+        "asks_clock": "run_at <= pgqueue.now()",
+        "asks_setting": "run_at::text <> ''",
+        "asks_right": "has_table_privilege('pgqueue.job', 'SELECT')",
+        "keys_can_be": "true",
+    }.items():
+        if name == "keys_can_be":  # says that it is immutable, and asks the clock
+            conn.execute(
+                "CREATE OR REPLACE FUNCTION pgqueue.keys_can_be("
+                "lock_key text, lock_limit integer, on_locked text, limit_key text, rate_key text) RETURNS boolean "
+                "LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN lock_key < clock_timestamp()::text; END'"
+            )
+        else:
+            conn.execute(f"ALTER TABLE pgqueue.job_available ADD CONSTRAINT {name} CHECK ({condition})".encode())
+        assert name in asks_more_than_its_row(conn)

@@ -36,18 +36,36 @@ def test_a_plain_insert_that_names_a_priority_gets_its_lane(role: Role, eyes: Ey
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.promise("E17", "F192")
+def test_a_role_that_only_enqueues_puts_jobs_off_by_a_plain_insert(role: Role, eyes: Eyes) -> None:
+    with psycopg.connect(role("enqueue")) as conn:
+        conn.execute(
+            "INSERT INTO pgqueue.job (task, priority, run_at) VALUES ('t', 1, now() - interval '1 hour'), "
+            "('t', 1, now() + interval '1 hour'), ('t', 5, now() + interval '2 hours')"
+        )
+    assert eyes.all("SELECT state, priority, pos IS NULL FROM pgqueue.job ORDER BY run_at") == [
+        ("available", 1, False),
+        ("scheduled", 1, True),
+        ("scheduled", 5, True),
+    ]
+
+
 @pytest.mark.promise("F54")
 def test_the_statements_of_pgqueue_never_need_the_trigger(role: Role, eyes: Eyes) -> None:
     """It would cost a batch that names a priority a third."""
-    eyes.do("ALTER TABLE pgqueue.job_available DISABLE TRIGGER put_in_lane")
+    eyes.do("ALTER TABLE pgqueue.job_available DISABLE TRIGGER put_in_place")
     task = api.remote("t").using(priority=2)
     with psycopg.connect(role("enqueue")) as conn:
         api.enqueue(conn, task, x=1)
         api.enqueue_many(conn, [task.new(x=1), task.using(deadline=60).new(x=2)])
         api.enqueue(conn, task.using(unique="k"), x=1)
-        conn.execute("SELECT pgqueue.enqueue('t', priority => 2, unique_key => 'u')")
-        conn.execute("SELECT pgqueue.enqueue('t', priority => 2)")
-    assert eyes.all("SELECT priority, rank, count(*) FROM pgqueue.job GROUP BY 1, 2") == [(2, 5, 6)]
+        api.enqueue_many(conn, [task.using(delay=60).new(x=1), task.using(delay=60, unique="l").new(x=2)])
+        for more in ("", ", unique_key => 'u'", ", run_at => now() + interval '1 hour'"):
+            conn.execute(f"SELECT pgqueue.enqueue('t', priority => 2{more})".encode())
+    assert eyes.all("SELECT state, priority, rank, count(*) FROM pgqueue.job GROUP BY 1, 2, 3 ORDER BY 1") == [
+        ("available", 2, 5, 6),
+        ("scheduled", 2, 5, 3),
+    ]
 
 
 SAYS_YES = """
@@ -101,7 +119,7 @@ def test_the_trigger_that_acts_as_the_owner_is_no_door(role: Role, eyes: Eyes) -
     id = eyes.one("INSERT INTO pgqueue.job (task, priority) VALUES ('t', 3) RETURNING id")
     mine = role("enqueue")
     own = "CREATE TEMP TABLE mine (id bigint, priority smallint, rank smallint)"
-    fires = "CREATE TRIGGER mine AFTER INSERT ON mine FOR EACH ROW EXECUTE FUNCTION pgqueue.put_in_lane()"
+    fires = "CREATE TRIGGER mine AFTER INSERT ON mine FOR EACH ROW EXECUTE FUNCTION pgqueue.put_in_place()"
     row = f"INSERT INTO mine VALUES ({id}, 0, 7)"  # noqa: S608
     with psycopg.connect(mine, autocommit=True) as conn:
         conn.execute(own.encode())

@@ -79,7 +79,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "priority 10": {"priority": 10, "rank": 21},
     "priority -1": {"priority": -1, "rank": -1},
     "a lane that is not its priority's": {"priority": 3, "rank": 19},
-    "available, and due tomorrow": {"run_at": "tomorrow"},
+    "available, and never due": {"run_at": "infinity", "attempt": 1},
     "available, and taken": {"worker_id": 1},
     "available, and started": {"started_at": "today"},
     "available, and finished": {"finished_at": "today"},
@@ -141,7 +141,7 @@ OF_KEYS = """
 PLAIN = {
     "job_available_is_ready": f"""(
         priority BETWEEN 0 AND 9 AND (rank < 0 OR rank / 2 = priority OR rank = 11)
-        AND run_at <= pgqueue.now() IS NOT FALSE AND pos > 0 AND octet_length(queue) BETWEEN 1 AND 40 AND {OF_KEYS})""",
+        AND run_at <> 'infinity' IS NOT FALSE AND pos > 0 AND octet_length(queue) BETWEEN 1 AND 40 AND {OF_KEYS})""",
     "job_scheduled_is_waiting": f"""(
         priority BETWEEN 0 AND 9 AND octet_length(queue) BETWEEN 1 AND 40 AND isfinite(run_at) AND {OF_KEYS})""",
 }
@@ -220,6 +220,43 @@ async def test_a_minimal_row_is_a_valid_job_and_is_run(dsn: str, eyes: Eyes) -> 
                 copy.write_row(("schema.says", Jsonb({"word": f"copied {number}"})))
         await until(eyes.done(6))
     assert sorted(words) == ["copied 0", "copied 1", "copied 2", "later", "minimal", "nothing"]
+
+
+@pytest.mark.promise("E17", "F26", "F192")
+async def test_a_plain_insert_with_a_time_to_come_waits_for_it(dsn: str, eyes: Eyes) -> None:
+    words.clear()
+    soon = "now() + interval '0.5 s'"
+    in_time = f"INSERT INTO pgqueue.job (task, args, run_at) SELECT 'schema.says', '{{\"word\": \"%s\"}}', {soon}"
+    async with work(dsn, says, poll=0.2):
+        eyes.do(in_time % "table")
+        eyes.do((in_time % "partition").replace("pgqueue.job", "pgqueue.job_available"))
+        eyes.do(f"WITH made AS ({in_time % 'CTE'} RETURNING id) TABLE made")
+        copied = ("schema.says", Jsonb({"word": "copied"}), eyes.one(f"SELECT {soon}"), 3)
+        with eyes.conn.cursor().copy("COPY pgqueue.job (task, args, run_at, priority) FROM STDIN") as copy:
+            copy.write_row(copied)
+        await until(eyes.done(4))
+    assert sorted(words) == ["CTE", "copied", "partition", "table"]
+    assert eyes.one("SELECT min(started_at - run_at) >= interval '0' FROM pgqueue.job")
+
+
+@pytest.mark.promise("F192")
+def test_the_clock_is_asked_only_for_a_job_that_was_to_wait_and_was_never_taken(eyes: Eyes) -> None:
+    """A trigger asks it, so at a subscriber of logical replication, and in a restore without triggers, a job stays."""
+    to_come = "INSERT INTO pgqueue.job (task, enqueued_at, run_at{}) VALUES ('x', '2100-01-01', '2100-01-02'{})"
+    eyes.do(to_come.format("", ""))
+    assert eyes.all("SELECT state, pos IS NULL FROM pgqueue.job") == [("scheduled", True)]
+    eyes.do(
+        "CREATE OR REPLACE FUNCTION pgqueue.now() RETURNS timestamptz LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE 'the clock was asked'; END $$"
+    )
+    eyes.do("INSERT INTO pgqueue.job (task, enqueued_at, run_at) VALUES ('x', '2100-01-01', '2100-01-01')")
+    for column, value in (("attempt", 1), ("crashes", 1), ("snoozes", 1), ("holds", True)):
+        eyes.do(to_come.format(f", {column}", f", {value}"))
+    with pytest.raises(errors.RaiseException, match="the clock was asked"):
+        eyes.do(to_come.format("", ""))
+    eyes.do("SET session_replication_role = replica")
+    eyes.do(to_come.format("", ""))
+    assert eyes.one("SELECT count(*) FROM pgqueue.job_available") == 6
 
 
 @pytest.mark.promise("E07", "E17")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from clocks import step_clock
 from psycopg.conninfo import conninfo_to_dict
 from roles import Role, role
 from servers import binaries
@@ -103,9 +104,13 @@ async def test_row_level_security_is_named(dsn: str, role: Role, eyes: Eyes) -> 
         migrations.require(conn, "pgqueue")
 
 
-@pytest.mark.promise("F45")
+@pytest.mark.promise("F45", "F192")
 @pytest.mark.skipif(not (binaries() / "pg_dump").exists(), reason="this server comes without pg_dump")
-def test_the_data_alone_restores_into_a_migrated_schema(dsn: str, empty_dsn: str, eyes: Eyes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", [0, 3600])
+def test_the_data_alone_restores_into_a_migrated_schema(
+    behind: int, dsn: str, empty_dsn: str, eyes: Eyes, tmp_path: Path
+) -> None:
+    """If the clock is behind there, a job that was due becomes due there as well, and no job is lost."""
     eyes.do("UPDATE pgqueue.ring SET bin = 3, retention = interval '9 days' WHERE kind = 'done'")
     migrations.migrate(dsn, "pgqueue", line=migrations.OUTBOX)
     eyes.do("UPDATE pgqueue.outbox_source SET epoch = 7")
@@ -115,10 +120,17 @@ def test_the_data_alone_restores_into_a_migrated_schema(dsn: str, empty_dsn: str
         conn.execute(
             "INSERT INTO pgqueue.job (task, state, finished_at, bin) VALUES ('x', 'completed', pgqueue.now(), 3)"
         )
+        conn.execute(
+            "INSERT INTO pgqueue.job (id, task, enqueued_at, run_at) "
+            "VALUES (99, 'due', now() - interval '9 min', now() - interval '5 min')"
+        )
     script = str(tmp_path / "data.sql")
     subprocess.run([str(binaries() / "pg_dump"), "-a", "-n", "pgqueue", "-f", script, "-d", dsn], check=True)
     migrations.migrate(empty_dsn, "pgqueue")
     migrations.migrate(empty_dsn, "pgqueue", line=migrations.OUTBOX)
+    there = Eyes(empty_dsn)
+    step_clock(there, -behind)
+    there.close()
     done = subprocess.run(
         [str(binaries() / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-1", "-f", script, "-d", empty_dsn],
         capture_output=True,
@@ -128,11 +140,13 @@ def test_the_data_alone_restores_into_a_migrated_schema(dsn: str, empty_dsn: str
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         for sql in (
             "SELECT * FROM pgqueue.ring ORDER BY 1",
-            "SELECT * FROM pgqueue.job ORDER BY id",
+            "SELECT * FROM pgqueue.job WHERE task <> 'due' ORDER BY id",
             "SELECT * FROM pgqueue.relay_target",
             "SELECT * FROM pgqueue.outbox_source",
         ):
             assert conn.execute(sql.encode()).fetchall() == eyes.all(sql)
+        due = conn.execute("SELECT id, state FROM pgqueue.job WHERE task = 'due'").fetchall()
+        assert due == [(99, "scheduled" if behind else "available")]
         migrations.require(conn, "pgqueue")
         migrations.require(conn, "pgqueue", migrations.OUTBOX)
         assert ends.enqueue(conn).id > max(ids)

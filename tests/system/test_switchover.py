@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from clocks import step_clock
 from psycopg.conninfo import conninfo_to_dict
 from servers import Server, binaries, embedded_server
 from workers import Eyes, until, work
@@ -88,12 +89,17 @@ async def test_a_whole_dump_is_restored_and_goes_on(dsn: str, own_server: Server
 async def test_a_switchover_by_logical_replication_loses_no_job(
     logical: Server, own_server: Server, tmp_path: Path, migrated: bool
 ) -> None:
-    """The source works until the switchover. Its sequences do not come along: the new server's are where they began."""
+    """The source works until the switchover. Its sequences do not come along: the new server's are where they began.
+
+    Its clock is behind meanwhile, so that each delayed job starts before its time has come there.
+    """
     source, target = logical.dsn("postgres"), own_server.dsn("postgres")
     await asyncio.to_thread(migrations.migrate, source)
     before = Eyes(source)
     await asyncio.to_thread(copy, source, target, tmp_path, "--schema-only")
     before.do("CREATE PUBLICATION switchover FOR TABLES IN SCHEMA pgqueue")
+    there = Eyes(target)
+    step_clock(there, -3600)
     at = conninfo_to_dict(source)
     with psycopg.connect(target, autocommit=True) as conn:
         conn.execute(
@@ -109,6 +115,8 @@ async def test_a_switchover_by_logical_replication_loses_no_job(
         synced = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'"
         await until(lambda: not conn.execute(synced).fetchall()[0][0] and before.one(caught_up, end))
         conn.execute("DROP SUBSCRIPTION switchover")
+        step_clock(there, 0)
+        there.close()
         moved = "SELECT id, state, task, unique_key, lock_key, enqueued_at FROM pgqueue.job ORDER BY id"
         assert conn.execute(moved.encode()).fetchall() == before.all(moved)
         assert conn.execute("SELECT last_value FROM pgqueue.job_id_seq").fetchall() == [(1,)]

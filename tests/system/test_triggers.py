@@ -113,7 +113,7 @@ def test_what_functions_of_pgqueue_raise_is_not_the_applications(conn: psycopg.C
 @pytest.mark.parametrize("schema", ["app", "public"], ids=["another schema", "a schema of the search_path"])
 def test_a_function_of_the_application_may_be_named_like_one_of_ours(dsn: str, eyes: Eyes, schema: str) -> None:
     eyes.do("CREATE SCHEMA app")
-    for name in ("take_keys", "enqueue", "restore_settings", "replace_setting", "put_in_lane", "a.b"):
+    for name in ("take_keys", "enqueue", "restore_settings", "replace_setting", "put_in_place", "a.b"):
         eyes.do(
             f"""CREATE FUNCTION {schema}."{name}"() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$;
             CREATE TRIGGER minds BEFORE INSERT ON pgqueue.job_available
