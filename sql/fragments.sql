@@ -353,6 +353,11 @@ LIMIT 1
 -- One job that runs here under this claim, as `take_running` and `lock_running` are told of it.
 %(id)s::bigint, %(claim)s::integer, %(worker_id)s::bigint
 
+-- name: not_marked
+-- Whether this is not the transaction that the worker has begun: that one has its mark (`commit_message`). NULL where there
+-- is none to look for.
+coalesce(current_setting('pgqueue_job.mark', true), '') <> %(mark)s::integer::text
+
 -- name: my_pairs
 -- The condition of many jobs that run here under these claims: looked up by their ids alone (see the head of complete.sql).
 id = ANY (%(ids)s::bigint[]) AND worker_id + 0 = %(worker_id)s::bigint

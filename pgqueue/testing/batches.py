@@ -40,7 +40,7 @@ class Batch:
         self._job = job
 
     def statement(self, name: str, **params: object) -> Statement[list[Row]]:
-        fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._context.worker_id}
+        fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._context.worker_id, "mark": None}
         return named(name, **fence | params)
 
     def look(self, statement: Statement[Any]) -> list[Row]:

@@ -55,6 +55,13 @@ BEGIN
         USING ERRCODE = 'PGQ01', HINT = 'Nothing of this transaction is kept. The other run counts.';
 END $$;
 
+-- The same where the transaction is not the one that the worker has begun: the handler has ended that one.
+CREATE FUNCTION pgqueue.refuse_ended(job_id bigint) RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the transaction of job % was ended before its worker came to end it', job_id
+        USING ERRCODE = 'PGQ03', HINT = 'Nothing of the transaction that is open now is kept.';
+END $$;
+
 -- The text of a value; NULL if it is longer than a text may be. To find that out takes the server seconds, and 2 GB of
 -- memory. So once it has met such a value, it first looks at the numbers of each further value of the same transaction.
 -- That look takes up to ten times as long as an ordinary text, so it is not the rule.

@@ -120,7 +120,8 @@ FROM done;
 
 -- name: complete_within
 -- One job that succeeded, completed inside a transaction of its handler, by its fence. If it is not this run's any
--- more, the statement raises. Then that transaction cannot commit, whatever the client does. `ago` is in microseconds:
+-- more, or the transaction is not the one that the worker has begun, the statement raises. Then that transaction cannot
+-- commit, whatever the client does. `ago` is in microseconds:
 -- where this is sent as text, it must have no fraction. The session is the handler's: what reads a table is a function
 -- with settings of its own.
 WITH ended AS MATERIALIZED (
@@ -134,13 +135,16 @@ WITH ended AS MATERIALIZED (
 )
 SELECT pgqueue.refuse_lost(%(id)s::bigint)::text WHERE NOT EXISTS (SELECT FROM ended)
 UNION ALL
+SELECT pgqueue.refuse_ended(%(id)s::bigint)::text WHERE {{not_marked}}
+UNION ALL
 SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END
 FROM pgqueue.waiters(ARRAY[%(id)s::bigint]) AS w (job_id) WHERE %(notify)s::boolean;
 
 -- name: complete_mine
 -- Whether a job is still this run's, after its transaction broke off. While its row is locked, this waits for that
--- transaction to end. No row: the job has been ended, by that transaction or by another worker.
-SELECT id FROM pgqueue.lock_running({{my_fence}});
+-- transaction to end. No row: the job has been ended, by that transaction or by another worker. Raises in a transaction
+-- of its handler that the worker has not begun.
+SELECT CASE WHEN {{not_marked}} THEN pgqueue.refuse_ended(id) ELSE id END FROM pgqueue.lock_running({{my_fence}});
 
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt

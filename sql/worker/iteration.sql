@@ -8,9 +8,9 @@ SELECT n, cursor::text FROM pgqueue.last_batch(%(id)s::bigint, %(since)s::text::
 
 -- name: iteration_append
 -- The end of a batch, in its transaction: lock the running row by this run's fence until the COMMIT, and append the
--- cursor. If the job is not this run's any more, the statement raises. Then nothing of the batch can be committed,
--- whatever the client does. Every hundredth batch deletes the rows before the last, so a long iteration does not pile
--- them up.
+-- cursor. If the job is not this run's any more, or the worker has not begun this transaction, the statement raises. Then
+-- nothing of the batch can be committed, whatever the client does. Every hundredth batch deletes the rows before the
+-- last, so a long iteration does not pile them up.
 WITH mine AS MATERIALIZED (
     SELECT id, enqueued_at FROM pgqueue.lock_running({{my_fence}})
 ), appended AS (
@@ -20,7 +20,8 @@ WITH mine AS MATERIALIZED (
 ), thrown AS MATERIALIZED (
     SELECT pgqueue.drop_cursors(id, enqueued_at, %(n)s::integer - 1)::text AS done FROM mine WHERE %(n)s::integer %% 100 = 0
 )
-SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) END, (SELECT count(done) FROM thrown) FROM appended;
+SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint) WHEN {{not_marked}} THEN pgqueue.refuse_ended(%(id)s::bigint) END,
+    (SELECT count(done) FROM thrown) FROM appended;
 
 -- name: iteration_appended
 -- Whether this batch was committed, after the answer to its COMMIT was lost.

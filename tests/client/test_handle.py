@@ -309,7 +309,7 @@ def running(eyes: Eyes) -> pgqueue.JobHandle[Any]:
 
 def complete(conn: psycopg.Connection[Any], job: pgqueue.JobHandle[Any]) -> None:
     """As a transaction of the handler does it."""
-    fence = {"id": job.id, "claim": 1, "worker_id": 7, "version_tag": "1", "ago": None}
+    fence = {"id": job.id, "claim": 1, "worker_id": 7, "version_tag": "1", "ago": None, "mark": None}
     fence |= {"result": '"in"', "notify": True}
     conn.execute(statements.text("complete_within", "pgqueue").encode(), fence)
 

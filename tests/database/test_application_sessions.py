@@ -65,12 +65,12 @@ def fence(id: int) -> dict[str, object]:
 
 
 def completes(conn: psycopg.Connection[Any], id: int) -> None:
-    say(conn, "complete_within", **fence(id), version_tag="1", ago=None, result=None, notify=True)
+    say(conn, "complete_within", **fence(id), mark=None, version_tag="1", ago=None, result=None, notify=True)
 
 
 def appends(conn: psycopg.Connection[Any], id: int) -> None:
     say(conn, "iteration_last", id=id, since="2020-01-01")
-    say(conn, "iteration_append", **fence(id), n=100, cursor="1")
+    say(conn, "iteration_append", **fence(id), mark=None, n=100, cursor="1")
     assert say(conn, "iteration_appended", id=id, since="infinity", n=99) == []
 
 
@@ -81,7 +81,7 @@ def gets(conn: psycopg.Connection[Any], id: int) -> None:
 Ask = Callable[[psycopg.Connection[Any], int], object]
 ASKS: dict[str, tuple[str, Ask]] = {
     "a completion": (RUNNING, completes),
-    "a completion in doubt": (RUNNING, lambda conn, id: say(conn, "complete_mine", **fence(id))),
+    "a completion in doubt": (RUNNING, lambda conn, id: say(conn, "complete_mine", **fence(id), mark=None)),
     "a batch": (RUNNING, appends),
     "its state": (RUNNING, lambda conn, id: say(conn, "handle_state", id=id)),
     "its outcome": (DEAD, lambda conn, id: say(conn, "wait_outcome", id=id)),

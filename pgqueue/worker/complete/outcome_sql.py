@@ -43,6 +43,9 @@ OutcomeStatement = Statement[list[int] | None]
 LOST = "PGQ01"
 """The SQLSTATE of a completion that found no row of this run (`refuse_lost` in sql/migrations/0001_schema.sql)."""
 
+ENDED = "PGQ03"
+"""The SQLSTATE of a completion in a transaction that the worker has not begun (`refuse_ended`)."""
+
 # From this many plain jobs on, rows are not locked before the DELETE: that statement costs more, but less for each job.
 UNLOCKED_LEAST = 20
 
@@ -126,10 +129,11 @@ class OutcomeSql:
         [(ending, _)] = self.many([(job, outcome)], worker_id)
         return ending
 
-    def within(self, job: Job, done: Completed, worker_id: int) -> list[Statement[Any]]:
+    def within(self, job: Job, done: Completed, worker_id: int, *, mark: int | None = None) -> list[Statement[Any]]:
         """The statements that complete one job inside its handler's transaction. Their answers mean nothing.
 
-        If the job no longer belongs to this run, the first one makes that transaction fail.
+        If the job no longer belongs to this run, the first one makes that transaction fail. So it does if that has not
+        the `mark` that the worker gave it.
         """
         params = {
             "id": job.id,
@@ -137,6 +141,7 @@ class OutcomeSql:
             "worker_id": worker_id,
             "version_tag": self.version_tag,
             "notify": self.notify,
+            "mark": mark,
             "result": done.result,
             "ago": None if (ago := _ago(job)) is None else int(1e6 * ago),
         }

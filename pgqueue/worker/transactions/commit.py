@@ -21,6 +21,16 @@ Why the effect happens once:
    by the database (`serialization_retries`), or the attempt has failed like any other.
 8. Until that is known the run is not over. So no other outcome is written.
 
+Why a completion ends the transaction that the worker has begun, and no other one:
+
+1. BEGIN sets a mark in the transaction alone (SET LOCAL): a number that no other transaction of this connection has.
+2. Whatever ends the transaction takes the mark away: COMMIT and ROLLBACK, also with AND CHAIN, also if a BEGIN follows.
+   A rollback to a savepoint does not: the mark was set before any savepoint.
+3. The statement that ends the job, or a batch, compares the mark in the same transaction, and raises if it is another
+   one. So nothing is committed there, and the job has failed, as after a COMMIT that was seen.
+4. A handler's RESET ALL takes the mark away, too. Its cursor sets it again (`handler_cursor`). Where it cannot, the job
+   fails though nothing was lost: the message says so.
+
 One attempt may have several transactions, one after another: `keep` commits what was written so far, and the job goes
 on (`iteration` says why that is right).
 """
@@ -45,7 +55,7 @@ from pgqueue.errors import Error, JobLost
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import UNCOVERED, WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
 from pgqueue.jobs.retry import RetryPolicy
-from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
+from pgqueue.worker.complete.outcome_sql import ENDED, LOST, OutcomeSql
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.state import WorkerState
 from pgqueue.worker.transactions.handler_pool import HandlerPool, Side
@@ -58,6 +68,11 @@ SWALLOWED = (
     "Put what may fail in `with conn.transaction():`, and catch the error around that"
 )
 """A note at the error of a transaction that the server has given up while the handler went on."""
+UNSEEN = (
+    "ROLLBACK AND CHAIN, or a COMMIT or ROLLBACK inside a text of its SQL (a RESET ALL there looks the same): what it "
+    "wrote before that is gone, or was committed"
+)
+"""How a handler ended its transaction if only the server has seen it."""
 LONG_SECONDS = 5.0
 
 
@@ -132,7 +147,8 @@ class Commit:
 
     def statement(self, name: str, **params: object) -> Statement[list[Row]]:
         """The named statement, with this run's fence."""
-        fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._worker_id}
+        mark = None if self.conn is None else self.conn.mark
+        fence = {"id": self._job.id, "claim": self._job.claim, "worker_id": self._worker_id, "mark": mark}
         return Statement(text(name, self._around.outcome_sql.schema), fence | params, list)
 
     def raised(self) -> None:
@@ -277,7 +293,8 @@ class Commit:
         sql = self._around.outcome_sql
         if isinstance(outcome, Completed):
             early = self._around.begin_early(self._side.is_async)
-            await self._commit_with(conn, sql.within(self._job, outcome, self._worker_id), early)
+            statements = sql.within(self._job, outcome, self._worker_id, mark=conn.mark)
+            await self._commit_with(conn, statements, early)
             return
         # This waits while the row is locked; the next statement would not.
         await self._side.send(conn, self.statement("complete_mine"))
@@ -300,6 +317,9 @@ class Commit:
         that nothing was committed."""
         if error.sqlstate == LOST:
             raise lost(self._job) from error
+        if error.sqlstate == ENDED:
+            self._job.own_end = ended = _ended_by_itself(self._job, UNSEEN)
+            raise ended from error
         if not conn.closed:
             if isinstance(error, psycopg.errors.InFailedSqlTransaction):
                 error.add_note(SWALLOWED)
@@ -315,7 +335,7 @@ class Commit:
         end = self.statement("transactions_end_session", pid=pid, backend_start=backend_start)
         lasted = round(1000 * (monotonic() - self._began))
         too_long = self.statement("transactions_too_long", lasted=lasted)
-        questions = [end, self.statement("complete_mine"), done, too_long]
+        questions = [end, self.statement("complete_mine", mark=None), done, too_long]
         self._committing = True  # what the loss of this session means is found out here
         with self._side.kept(conn):  # the run cannot be stopped now: its questions must not wait for other jobs
             await self.undo()  # its room in the pool is needed to ask
@@ -370,8 +390,8 @@ def lost(job: Job) -> JobLost:
     )
 
 
-def _ended_by_itself(job: Job) -> Fail:
+def _ended_by_itself(job: Job, how: str = "a COMMIT or ROLLBACK in its SQL: what it wrote is not undone") -> Fail:
     return Fail(
-        f"the handler of job {job.id} ({job.task}) ended the transaction by itself, by a COMMIT or ROLLBACK in its "
-        "SQL: what it wrote is not undone, and running it again could do it twice"
+        f"the handler of job {job.id} ({job.task}) ended the transaction by itself, by {how}, and running it again "
+        "could do it twice"
     )

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 # No handler waits longer than this for a row lock of another session, unless it says so itself (SET LOCAL).
 LOCK_SECONDS = 10
 
-BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'" % LOCK_SECONDS
+# The mark of a transaction follows: a number. The statement that ends the job asks for it (`not_marked`).
+MARK = b"SET LOCAL pgqueue_job.mark = "
+SHOW = b"SHOW pgqueue_job.mark"
+BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'; " % LOCK_SECONDS + MARK
 ROLLBACK = b"ROLLBACK"
 ANEW = b"; ".join((ROLLBACK, BEGIN))
 COMMIT = b"COMMIT"
@@ -72,7 +75,8 @@ class CommitMessage:
 
 @lru_cache(64)
 def ending(number: int | None, early: bool) -> bytes:
-    """COMMIT, and what clears the session, with what the `number`th preparing has for it; `early` begins the next."""
+    """COMMIT, and what clears the session, with what the `number`th preparing has for it. If `early`, the next begins,
+    whose mark follows."""
     unlock = UNLOCK if number is None else b"EXECUTE " + name(number, 1)
     if early:  # what clears must not be undone with what follows
         return b"; ".join((COMMIT, b"BEGIN", *CLEARING, unlock, COMMIT, BEGIN))

@@ -87,10 +87,10 @@ ASK = b"; SHOW transaction_read_only"
 """Behind a pooler the server tells nothing by itself."""
 UNKNOWN = "26000"
 """The SQLSTATE of a name that no statement has (any more)."""
-REFUSALS = ("PGQ01", "23", "40001")
+REFUSALS = ("PGQ01", "PGQ03", "23", "40001")
 """The beginnings of SQLSTATEs that nothing after a COMMIT that took place can raise: a completion that found no row of
-this run, constraints, serialization. So is a full NOTIFY queue (`notify_queue`), for what follows notifies nothing.
-Whatever else a deferred trigger raises is settled, which only takes longer."""
+this run, or no mark of this transaction, constraints, serialization. So is a full NOTIFY queue (`notify_queue`), for
+what follows notifies nothing. Whatever else a deferred trigger raises is settled, which only takes longer."""
 DROPPED = (
     "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "from now on this worker does without"
@@ -130,7 +130,10 @@ class _Both:
     """Whether it is in a transaction that only the worker may end."""
     ended_by_handler = False
     """Whether that one was ended by a COMMIT or ROLLBACK in the handler's SQL. Seen at an answer that leaves no
-    transaction open, or before (`handler_cursor`); it stays, whatever the handler begins or closes afterwards."""
+    transaction open, or before (`handler_cursor`); it stays, whatever the handler begins or closes afterwards. What is
+    not seen here, the server finds by the `mark`."""
+    mark = 0
+    """Of the transaction that it is in: how many were begun here."""
     prepared: CommitMessage | None = None
     """What completes a job in one message; None behind a pooler, and where nothing is prepared."""
     number = 0
@@ -236,10 +239,13 @@ class _Both:
     def _beginning(self, claim: int) -> bytes | None:
         """The message that begins a transaction for a job of this claim; None if it is there."""
         early, self.early = self.early, None
-        if early is None:
-            return BEGIN
-        there = early.suits(claim) and self.pgconn.transaction_status == TransactionStatus.INTRANS
-        return None if there else ANEW
+        if early is not None and early.suits(claim) and self.pgconn.transaction_status == TransactionStatus.INTRANS:
+            return None
+        return (BEGIN if early is None else ANEW) + self._next_mark()
+
+    def _next_mark(self) -> bytes:
+        self.mark += 1
+        return b"%d" % self.mark
 
     def _deallocate(self, name: bytes | None) -> Any:
         """Psycopg's: what it drops."""
@@ -252,6 +258,8 @@ class _Both:
         if not self.own:
             return COMMIT
         commit = ending(self.number if self.ready and self._can_prepare() else None, early)
+        if early:
+            commit += self._next_mark()
         if statement is None:
             self.undisturbed += 1
             return commit

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from accounts import accounts
 from psycopg.sql import SQL
-from transactional_tasks import BOTH, SOON, declared, enqueued, outcomes
+from transactional_tasks import BOTH, SOON, declared, enqueued, outcomes, together
 from workers import Eyes, until, work
 
 import pgqueue
@@ -158,13 +158,101 @@ def test_the_first_word_of_a_text_says_whether_it_ends_the_transaction(text: obj
 async def test_what_a_handler_rolled_back_and_chained_is_made_anew(dsn: str, accounts: Eyes, on_loop: bool) -> None:
     """Nothing of it was kept, and a transaction is open: the run is lost with it, and made again."""
     runs: list[int] = []
-    lose = ends(accounts, "its session is lost")
-    once = lambda conn: lose(conn) if len(runs) == 1 else None  # noqa: E731
-    chaining = declared(handler(on_loop, runs, say(TAKE, "ROLLBACK AND CHAIN", TAKE), once))
+    acts = [say(TAKE, "ROLLBACK AND CHAIN", TAKE), ends(accounts, "its session is lost")]
+    once = [lambda conn, act=act: act(conn) if len(runs) == 1 else None for act in acts]
+    again = lambda conn: say(TAKE)(conn) if len(runs) == 2 else None  # noqa: E731
+    chaining = declared(handler(on_loop, runs, *once, again))
     async with work(dsn, chaining):
         await until(accounts.is_in(enqueued(dsn, chaining), "completed"))
     assert (runs, outcomes(accounts)) == ([1, 1], ["aborted"])
     assert accounts.one(BALANCE) == 90
+
+
+RETURNS: dict[str, Any] = {"nothing": None, "a result": 7, "a snooze": Snooze(0.01), "successors": None}
+"""By what its job ends: each of them is committed in another way."""
+
+
+@pytest.mark.promise("F196")
+@BOTH
+@pytest.mark.parametrize("returned", RETURNS)
+@pytest.mark.parametrize(
+    ("text", "balance"),
+    [
+        ("ROLLBACK AND CHAIN", 100),
+        ("ROLLBACK AND CHAIN; RESET ALL", 100),
+        ("SELECT 1; ROLLBACK; BEGIN", 100),
+        ("SELECT 1; COMMIT AND CHAIN", 90),
+        ("SAVEPOINT s; ROLLBACK TO s; SELECT 1; ROLLBACK AND CHAIN; SET LOCAL lock_timeout = 7", 100),
+    ],
+    ids=str,
+)
+async def test_a_transaction_that_was_ended_unseen_is_no_success(
+    dsn: str, accounts: Eyes, text: str, balance: int, returned: str, on_loop: bool
+) -> None:
+    """Naive: a transaction is open, so it is committed, and the job completed. What it wrote is gone."""
+    runs: list[int] = []
+
+    def ends(job: Job) -> Any:
+        runs.append(job.attempt)
+        job.connection.execute(TAKE)
+        job.connection.execute(text)
+        job.connection.execute("INSERT INTO effect VALUES (1)")
+        if returned == "successors":
+            job.enqueue(asked)
+        return RETURNS[returned]
+
+    async def aends(job: Job) -> Any:
+        runs.append(job.attempt)
+        conn = await job.aconnection()
+        await conn.execute(TAKE)
+        await conn.execute(text.encode())
+        await conn.execute("INSERT INTO effect VALUES (1)")
+        if returned == "successors":
+            job.enqueue(asked)
+        return RETURNS[returned]
+
+    asked: Any = declared(aends if on_loop else ends)
+    async with work(dsn, asked, poll=0.05):
+        job = enqueued(dsn, asked)
+        await until(lambda: accounts.state(job) in ("failed", "completed") or len(runs) > 1)
+        await until(accounts.is_in(job, "failed"))
+    assert (runs, outcomes(accounts), accounts.one(BALANCE)) == ([1], ["failed"], balance)
+    assert accounts.one("SELECT count(*) FROM effect") == 0
+    assert accounts.one("SELECT count(*) FROM pgqueue.job") == 1
+    assert SAID in accounts.one("SELECT message FROM pgqueue.attempt")
+
+
+@pytest.mark.promise("F196")
+@BOTH
+async def test_a_transaction_that_the_worker_has_begun_is_taken_for_no_other(
+    dsn: str, accounts: Eyes, on_loop: bool
+) -> None:
+    """Savepoints, blocks that were rolled back, settings, and a RESET ALL leave it what it is. Also the next one of the
+    same session, which has another mark."""
+    texts = [
+        "SAVEPOINT s", "SET LOCAL lock_timeout = 7", TAKE, "ROLLBACK TO s", "RELEASE s", "RESET lock_timeout",
+        "/* all */ reset all", "SET app.tenant = 'a'", "RESET ALL;", TAKE,
+    ]  # fmt: skip
+
+    def goes(job: Job) -> int:
+        with pytest.raises(psycopg.errors.DivisionByZero), job.connection.transaction():
+            job.connection.execute("SELECT 1 / 0")
+        say(*texts)(job.connection)
+        return int(job.connection.info.backend_pid)
+
+    async def agoes(job: Job) -> int:
+        conn = await job.aconnection()
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            async with conn.transaction():
+                await conn.execute("SELECT 1 / 0")
+        await say(*texts)(conn)  # type: ignore[misc]
+        return int(conn.info.backend_pid)
+
+    going = declared(agoes if on_loop else goes)
+    async with work(dsn, going, concurrency=1, poll=0.05) as worker:
+        await until(accounts.is_in(together(dsn, worker, *[going] * 5), "completed"))
+    assert (outcomes(accounts), accounts.one(BALANCE)) == ([], 50)
+    assert accounts.one("SELECT count(DISTINCT result::text) FROM pgqueue.job_done") == 1
 
 
 @BOTH
@@ -244,6 +332,21 @@ def iterating(
         agoes if on_loop else goes
     )
     return made
+
+
+@pytest.mark.promise("F196")
+@BOTH
+async def test_a_batch_that_was_ended_unseen_is_no_batch(dsn: str, accounts: Eyes, on_loop: bool) -> None:
+    """Naive: its cursor is written into the transaction behind it, and its writes are left out."""
+    runs, seen = list[int](), list[int]()
+    goes = iterating(on_loop, True, runs, seen, say("ROLLBACK AND CHAIN"))
+    async with work(dsn, goes, poll=0.05):
+        job = enqueued(dsn, goes)
+        await until(lambda: accounts.state(job) in ("failed", "completed") or len(runs) > 1)
+        await until(accounts.is_in(job, "failed"))
+    assert (runs, seen, outcomes(accounts)) == ([1], [1, 2, 3], ["failed"])
+    assert accounts.all("SELECT job FROM effect ORDER BY job") == [(1,), (2,)]
+    assert SAID in accounts.one("SELECT message FROM pgqueue.attempt")
 
 
 KINDS = pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
