@@ -86,6 +86,8 @@ def _decoded(options: str) -> Any:
         return _decoder.decode(options)
     except msgspec.MsgspecError as error:
         raise InvalidOption(f"options: {error}") from None
+    except RecursionError:
+        raise InvalidOption("options: they are nested too deeply to be read") from None
 
 
 def _later(staged_at: datetime, seconds: float | None) -> datetime | None:

@@ -10,6 +10,9 @@ all others for ever. Here each row has a fate of its own:
 4. After an error the row stays, and is tried again after a growing pause. Rows that have not failed come first.
 5. If many calls in a row have failed, the receiver is down: one call is made after each growing pause, until one
    succeeds.
+6. What the function raises, whatever it is, is text before asyncio sees it. So no StopIteration or SystemExit of it
+   leaves its thread or its task, and an exception that raises when it is looked at raises there. Its task is not the
+   relay's: it can cancel that. What ends the relay comes from outside: a cancellation of the relay, or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -18,10 +21,13 @@ import asyncio
 import inspect
 import json
 import logging
+import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid5
@@ -45,9 +51,19 @@ DOWN_MOST = 15.0
 """The longest pause, in seconds, while the receiver is down."""
 LOG_SECONDS = 60.0
 REMEMBERED_MOST = 10_000
-REASON_MOST = 1_000
+TEXT_MOST = 1_000
+"""So many characters of an error are logged, or are the reason of a refusal."""
 _TARGETS = UUID("6f1c7f0e-7d3b-4a51-9d4e-3f2f5b7d0c11")
 """The name of a target becomes a uuid under this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What a call has raised, as text. `refuses`: the job is never to be tried again."""
+
+    refuses: bool
+    kind: str
+    text: str
 
 
 class Refuse(Error):
@@ -97,9 +113,9 @@ class CallableTarget:
     """Gives each staged job to `fn`, one after another: at least once, not exactly once.
 
     `fn` is a function or an async function; a sync one runs in a thread. When it returns, the job is delivered, and is
-    deleted from the outbox. If it raises `Refuse`, InvalidArguments or InvalidOption, the job is put aside. After any
-    other exception the job stays and is tried again; it holds up no other job. A repeat has the same `uid`, and may
-    come late. Give each call a timeout of its own: the next one waits for it.
+    deleted from the outbox. If it raises `Refuse`, InvalidArguments or InvalidOption, the job is put aside. After
+    anything else, SystemExit too, the job stays and is tried again; it holds up no other job. A repeat has the same
+    `uid`, and may come late. Give each call a timeout of its own: the next one waits for it.
 
     An outbox remembers the `name` of its target, and is not delivered to another one unless it is adopted.
 
@@ -128,15 +144,15 @@ class CallableTarget:
         """Whether this process has delivered it."""
         return uid in self._done
 
-    async def call(self, job: StagedJob) -> None:
-        """Call the function; it has returned when this does."""
-        if self._async:
-            await self._fn(job)  # type: ignore[misc]  # it is awaitable then
-        elif inspect.isawaitable(found := await asyncio.to_thread(self._fn, job)):
-            await found
-        self._done[job.uid] = None
-        if len(self._done) > REMEMBERED_MOST:
-            del self._done[next(iter(self._done))]
+    async def call(self, job: StagedJob, relay: asyncio.Task[Any]) -> Raised | None:
+        """Call the function, in a task that is not the relay's. Answers what it has raised; None: it has returned."""
+        found = partial(self._fn, job) if self._async else await asyncio.to_thread(_called, self._fn, job)
+        raised = await _awaited(found, relay) if callable(found) else found
+        if raised is None:
+            self._done[job.uid] = None
+            if len(self._done) > REMEMBERED_MOST:
+                del self._done[next(iter(self._done))]
+        return raised
 
 
 class CallableSession:
@@ -153,9 +169,14 @@ class CallableSession:
         """Errors that were not logged."""
 
     async def deliver(self, rows: Sequence[StagedRow]) -> Delivery:
-        """Call the function for these rows, as far as there is time."""
+        """Call the function for these rows, as far as there is time; in a task of its own, which ends with ours."""
         for row in rows:
             check_format(row.format)
+        relay = asyncio.current_task()
+        assert relay is not None
+        return await asyncio.ensure_future(self._deliver(rows, relay))
+
+    async def _deliver(self, rows: Sequence[StagedRow], relay: asyncio.Task[Any]) -> Delivery:
         if self._in_a_row >= DOWN_AFTER:
             await asyncio.sleep(self._down.pause())
         delivery = Delivery()
@@ -166,7 +187,7 @@ class CallableSession:
                 continue  # it stays behind the one that has not gone
             if (delivery.waiting and self._in_a_row >= DOWN_AFTER) or monotonic() >= ends_at:
                 delivery.untried.append(row)
-            elif not await self._one(row, delivery) and row.order_key is not None:
+            elif not await self._one(row, delivery, relay) and row.order_key is not None:
                 stopped.add(row.order_key)
         return delivery
 
@@ -175,33 +196,29 @@ class CallableSession:
         late = {row.order_key for row in rows if row.uid in self._failed} - {None}
         return sorted(rows, key=lambda row: row.uid in self._failed or row.order_key in late)
 
-    async def _one(self, row: StagedRow, delivery: Delivery) -> bool:
+    async def _one(self, row: StagedRow, delivery: Delivery, relay: asyncio.Task[Any]) -> bool:
         """Call the function for this row; whether it has been delivered."""
         if self._target.knows(row.uid):
             delivery.delivered.append(row)
             return True
         try:
-            await self._target.call(_job(row))
-        except (Refuse, InvalidArguments, InvalidOption) as error:
-            delivery.refused.append(Refusal(row, _reason(error)))
-            self._failed.pop(row.uid, None)
-            return False
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            self._has_failed(row, error)  # the function has raised it by itself
-        except Exception as error:
-            self._has_failed(row, error)
-        else:
+            raised = await self._target.call(_job(row), relay)
+        except Exception as error:  # of the row itself, or there is no thread
+            raised = _raised(error)
+        if raised is None:
             self._in_a_row = 0
             self._down.succeeded()
             self._failed.pop(row.uid, None)
             delivery.delivered.append(row)
-            return True
-        delivery.waiting.append(row)
-        return False
+        elif raised.refuses:
+            delivery.refused.append(Refusal(row, raised.text))
+            self._failed.pop(row.uid, None)
+        else:
+            self._has_failed(row, raised)
+            delivery.waiting.append(row)
+        return raised is None
 
-    def _has_failed(self, row: StagedRow, error: BaseException) -> None:
+    def _has_failed(self, row: StagedRow, raised: Raised) -> None:
         """Note the error; log it unless one was logged within the last minute."""
         self._in_a_row += 1
         self._failed[row.uid] = None
@@ -214,7 +231,7 @@ class CallableSession:
         self._log_at, self._errors = monotonic() + LOG_SECONDS, 0
         log.warning(
             "staged job %d (%s) could not be delivered and is tried again: %s: %s%s",
-            row.id, row.task, type(error).__name__, one_line(error), more,
+            row.id, row.task, raised.kind, raised.text, more,
         )  # fmt: skip
 
 
@@ -230,14 +247,80 @@ def _job(row: StagedRow) -> StagedJob:
         priority=new.priority,
         run_at=new.run_at,
         deadline=new.deadline,  # type: ignore[arg-type]  # a time, since the staging
-        headers=None if new.headers is None else json.loads(new.headers),
+        headers=None if new.headers is None else _read(new.headers),
         order_key=row.order_key,
         staged_at=row.staged_at,
         new=new,
     )
 
 
-def _reason(error: Error) -> str:
-    """The error as a text that PostgreSQL can store."""
-    text = one_line(error).encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return text[:REASON_MOST]
+def _read(headers: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(headers)
+    except (ValueError, RecursionError) as error:
+        raise InvalidOption(f"headers cannot be read in Python: {one_line(error)}") from error
+    return found
+
+
+# The call ------------------------------------------------------------------------------------------------------------
+
+
+def _called(fn: Deliver, job: StagedJob) -> Raised | Callable[[], Awaitable[object]] | None:
+    """In a thread: call the function. Answers what it has raised, or how to await what it has returned."""
+    try:
+        found = fn(job)
+        return (lambda: found) if inspect.isawaitable(found) else None
+    except BaseException as error:
+        return _raised(error)
+
+
+async def _awaited(make: Callable[[], object], relay: asyncio.Task[Any]) -> Raised | None:
+    """Await what `make` makes. Answers what it has raised; that it has cancelled this task counts as that, too."""
+    ours, raised = asyncio.current_task(), None
+    assert ours is not None
+    try:
+        await make()  # type: ignore[misc]  # it is awaitable
+    except BaseException as error:
+        if _from_outside(error, relay):
+            raise
+        raised = _raised(error)
+    if ours.cancelling():
+        while ours.uncancel():
+            pass
+        try:
+            await asyncio.sleep(0)  # where the cancellation arrives, if it has not yet
+        except asyncio.CancelledError as error:
+            raised = raised or _raised(error)
+        if relay.cancelling():  # and the function has gone on
+            raise asyncio.CancelledError
+    return raised
+
+
+def _from_outside(error: BaseException, relay: asyncio.Task[Any]) -> bool:
+    """Whether the function has not raised this by itself.
+
+    A KeyboardInterrupt may be Ctrl-C where Python's own handler raises it. `asyncio.run` and `pgqueue relay` have
+    handlers that cancel the relay.
+    """
+    match error:
+        case asyncio.CancelledError():
+            return bool(relay.cancelling())
+        case GeneratorExit():  # the loop closes the coroutine
+            return asyncio.current_task(relay.get_loop()) is None
+        case KeyboardInterrupt():
+            own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            return own and threading.current_thread() is threading.main_thread()
+    return False
+
+
+def _raised(error: BaseException) -> Raised:
+    """The error as a text that can be logged and that PostgreSQL can store. An exception may raise another one when it
+    is looked at."""
+    kind = type(error)
+    try:
+        text = (
+            one_line(error).encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:TEXT_MOST]
+        )
+    except BaseException as broken:
+        text = f"it cannot be described: that raised {type(broken).__name__}"
+    return Raised(issubclass(kind, Refuse | InvalidArguments | InvalidOption), kind.__name__, text)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import subprocess
+import sys
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -188,19 +191,136 @@ async def test_once_ends_if_the_receiver_takes_nothing(
     assert (receiver.values, sides.left()) == ([], 100)
 
 
-async def test_a_function_that_cancels_itself_has_failed_and_the_relay_goes_on(app_dsn: str, sides: Sides) -> None:
+DEEP = {
+    "headers": '{"headers": {"a": %s}}',
+    "queue": '{"queue": %s}',
+    "unknown": '{"other": %s}',
+}
+
+
+@pytest.mark.promise("F202")
+@pytest.mark.parametrize("target", ["queue", "function"])
+async def test_options_that_cannot_be_read_harm_only_their_row(
+    target: str, app_dsn: str, dsn: str, sides: Sides
+) -> None:
+    receiver = Receiver()
+    for depth in (1_100, 5_000):
+        for options in DEEP.values():
+            said = options % ("[" * depth + "]" * depth)
+            sides.app.execute("INSERT INTO pgqueue.outbox (task, options) VALUES ('deep', %s)", [said])
+    sides.stage("a")
+    assert await Relay(app_dsn, dsn if target == "queue" else CallableTarget(receiver)).once()
+    assert (sides.delivered() if target == "queue" else receiver.values, sides.left()) == (["a"], 0)
+    reasons = [reason for _, reason in sides.refused()]
+    assert len(reasons) == 6 and all(reason.startswith("options: ") for reason in reasons)
+    assert sum("nested too deeply" in reason for reason in reasons) >= 2
+
+
+class Unreadable(Exception):
+    """It raises whatever one asks it."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+class UnreadableRefuse(pgqueue.Refuse):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+RAISED: dict[str, BaseException] = {
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt(),
+    "closed": GeneratorExit(),
+    "end": StopIteration(1),
+    "end of async": StopAsyncIteration(),
+    "group": BaseExceptionGroup("g", [KeyboardInterrupt()]),
+    "base": BaseException("x"),
+    "cancelled": asyncio.CancelledError(),
+    "unreadable": Unreadable(),
+}
+
+
+@pytest.mark.promise("F202")
+@pytest.mark.parametrize("kind", ["sync", "async", "awaitable"])
+async def test_whatever_a_function_raises_its_row_stays_and_the_others_go_on(
+    kind: str, app_dsn: str, sides: Sides, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It raises once for each of these rows, and what it refuses goes aside."""
     calls: list[str] = []
 
-    async def cancels(job: StagedJob) -> None:
-        calls.append(job.args["x"])
-        if calls.count("bad") == 1 and job.args["x"] == "bad":
-            raise asyncio.CancelledError
+    def sync(job: StagedJob) -> None:
+        value = job.args["x"]
+        calls.append(value)
+        if calls.count(value) == 1 and value in RAISED:
+            raise RAISED[value]
+        if value == "never":
+            raise UnreadableRefuse
 
-    sides.stage("bad", "a")
-    async with relaying(Relay(app_dsn, CallableTarget(cancels))) as running:
-        await eventually(lambda: sides.left() == 0)
+    async def asynchronous(job: StagedJob) -> None:
+        if job.args["x"] == "itself" and "itself" not in calls and (task := asyncio.current_task()) is not None:
+            task.cancel()
+        sync(job)
+
+    functions = {"sync": sync, "async": asynchronous, "awaitable": lambda job: asynchronous(job)}
+    sides.stage("a", "never", *RAISED, "itself", "b")
+    async with relaying(Relay(app_dsn, CallableTarget(functions[kind]))) as running:
+        await eventually(lambda: running.done() or sides.left() == 0)
         assert not running.done()
-    assert calls == ["bad", "a", "bad"]
+    first = ["a", "never", *RAISED, "itself", "b"]
+    assert calls[: len(first)] == first
+    assert sorted(calls[len(first) :]) == sorted([*RAISED, *([] if kind == "sync" else ["itself"])])
+    assert sides.refused() == [("t", "it cannot be described: that raised RuntimeError")]
+    assert "staged job 3 (t) could not be delivered and is tried again: SystemExit: 3" in caplog.text
+
+
+@pytest.mark.promise("F202")
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_relay_that_is_cancelled_ends_the_call_and_itself(goes_on: bool, app_dsn: str, sides: Sides) -> None:
+    """The function may let the cancellation pass, or return as if there was none."""
+    begun, calls = asyncio.Event(), list[str]()
+
+    async def hangs(job: StagedJob) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            calls.append(job.args["x"])
+            if not goes_on:
+                raise
+
+    sides.stage("a", "b")
+    async with relaying(Relay(app_dsn, CallableTarget(hangs))) as running:
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert (calls, sides.left()) == (["a"], 2)
+
+
+INTERRUPTED = """
+import asyncio, sys, time
+from pgqueue import CallableTarget, Relay
+async def blocks(job):
+    print("begun", flush=True)
+    while True:
+        time.sleep(0.01)
+asyncio.new_event_loop().run_until_complete(Relay(sys.argv[1], CallableTarget(blocks)).run())
+"""
+
+
+@pytest.mark.promise("F202")
+def test_ctrl_c_ends_a_relay_in_a_loop_that_does_not_handle_it(app_dsn: str, sides: Sides) -> None:
+    sides.stage("a")
+    command = [sys.executable, "-c", INTERRUPTED, app_dsn]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGINT)
+        assert b"KeyboardInterrupt" in process.communicate(timeout=60)[1]
+    assert sides.left() == 1
 
 
 async def test_an_outbox_belongs_to_one_target(app_dsn: str, dsn: str, sides: Sides) -> None:
