@@ -316,8 +316,18 @@ def _of_duties(duties: Iterable[DutyInfo]) -> Iterator[Finding]:
     for each in duties:
         if each.failing is not None and each.failing >= DUTY_SECONDS:
             what = f"the workers' duty {each.name} fails each time: {each.error}"
-            todo = "mend what the error names: the duty is tried again by itself; the logs of the workers say more"
-            yield Finding("duty", WARNING, what, todo, HERE, each.failing)
+            yield Finding("duty", WARNING, what, _remedy(each.error or ""), HERE, each.failing)
+
+
+def _remedy(error: str) -> str:
+    """What to do about the error of a duty."""
+    if "foreign key constraint" in error:
+        return "drop this foreign key, or make it ON DELETE CASCADE or SET NULL: pgqueue deletes its old rows"
+    if "in a trigger, has raised" in error:
+        return (
+            "drop this trigger, or let it spare pgqueue's tables: pgqueue deletes its old rows, and empties old leaves"
+        )
+    return "mend what the error names: the duty is tried again by itself; the logs of the workers say more"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,36 @@ once, and one that is refused must not keep the others: a claim, an unblocking, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.triggers import trigger_of
+from pgqueue.plain_text import plural
 
 DATA, CONSTRAINT, LIMIT = "22", "23", "54"
 """Classes of SQLSTATEs that may be about the values of a row."""
 IDS = frozenset(f"job_{state}_id" for state in ("available", "scheduled", "blocked", "running"))
 """The unique indexes on the ids of jobs."""
 _INSERTS_ID = re.compile(rf"\b({'|'.join(sorted(IDS))})\b")
+
+
+class Kept(psycopg.IntegrityError):
+    """Rows, or a leaf, that should go and stay: the server has refused housekeeping for them. The others are gone.
+    `context` is where the server met it."""
+
+    def __init__(self, said: str, context: str | None = None) -> None:
+        super().__init__(said)
+        self.context = context
+
+
+def require_gone(table: str, answer: Sequence[Any]) -> None:
+    """Raise Kept if the answer of `forget_rows` says that rows of this table were refused."""
+    _, refused, error, context = answer
+    if refused:
+        raise Kept(f"a DELETE in {table} is refused for {plural(refused, 'row', 'rows')}: {error}", context)
 
 
 def may_be_about_row(error: BaseException) -> bool:

@@ -278,7 +278,7 @@ def _zone(tz: str, what: str) -> tzinfo:
     try:
         return ZoneInfo(tz)
     except (ValueError, KeyError, OSError, TypeError, AttributeError):
-        raise InvalidOption(f"{what}: tz {tz!r}: no such time zone; use a name such as 'Europe/Berlin'") from None
+        raise InvalidOption(f"{what}: tz {tz!r:.80}: no such time zone; use a name such as 'Europe/Berlin'") from None
 
 
 def _check_catch_up(given: object, what: str) -> None:

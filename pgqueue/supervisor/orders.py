@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue.database.backoff import LOST_SECONDS, Backoff, is_loss, one_line
+from pgqueue.database.backoff import LOST_SECONDS, Backoff, described, is_loss, one_line
+from pgqueue.database.row_errors import Kept, require_gone
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Statement
 from pgqueue.worker.liveness.rescue import Rescue
@@ -123,7 +124,8 @@ class Orders:
             async with asyncio.timeout(5):
                 await self._give_back()
                 if self.id is not None:
-                    await self._session.run(*self._outcomes(), self._statement("orders_leave", id=self.id))
+                    await self._session.run(*self._outcomes())
+                    await self._session.run(self._statement("orders_leave", id=self.id))  # may be refused by itself
         except Exception as error:
             log.warning("the supervisor could not sign off: %s", one_line(error))
         await self._session.close()
@@ -156,9 +158,14 @@ class Orders:
 
     async def _register(self) -> None:
         about = {"host": socket.gethostname(), "pid": os.getpid(), **_row(self._status())}
-        [[(self.id,)], _] = await self._session.run(
+        [[(self.id,)], [supervisors, orders]] = await self._session.run(
             self._statement("orders_register", **about), self._statement("orders_forget")
         )
+        for table, forgotten in (("supervisor", supervisors), ("supervisor_order", orders)):
+            try:
+                require_gone(table, forgotten)
+            except Kept as error:
+                log.warning("supervisor: %s", described(error))
 
     def _outcomes(self) -> list[Statement[Any]]:
         return [

@@ -28,7 +28,8 @@ from typing import Any
 from pgqueue.client.middleware import RESULTS, declared, wrapped
 from pgqueue.client.tasks import holding, scheduled
 from pgqueue.database import embedded, forks
-from pgqueue.database.backoff import is_loss, one_line, persist, transient, within
+from pgqueue.database.backoff import described, is_loss, one_line, persist, transient, within
+from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Identity, Session
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
@@ -259,6 +260,7 @@ class Services:
         yield keeps("unknown_tasks", self.unknown_tasks.look, pruner.ROUND_SECONDS)
         tidies = partial(keeps, every=pruner.ROUND_SECONDS, first=pruner.TIDY_SECONDS)
         yield tidies("progress", self.progress.sweep)
+        yield tidies("cursors", self.progress.sweep_cursors)
         yield tidies("unique_keys", self.pruner.keys)
         yield from (tidies(what, partial(self.pruner.forget, what)) for what in pruner.FORGOTTEN)
         yield keeps("undeclared", self.undeclared_limits.look, pruner.ROUND_SECONDS, others=inf)
@@ -444,12 +446,26 @@ class Services:
         """Hand back the rows of this worker's id that are not known here, and delete its row.
 
         A worker that still has jobs leaves its row for rescue."""
-        leave = self.state.link.statement("registration_leave", worker_id=self.state.id)
         await self.reconciler.reconcile()
-        if await self.fetch_session.run(leave) == [[]]:  # a claim was committed in between, or handlers did not stop
+        if not await self._leave():  # a claim was committed in between, or handlers did not stop
             await self.reconciler.reconcile()
-            await self.fetch_session.run(leave)
+            await self._leave()
         await self.reconciler.reconcile()
+
+    async def _leave(self) -> bool:
+        """Delete the row of this worker's id; if the application keeps it, leave it as that of a dead worker. Whether
+        that is done."""
+        link, mine = self.state.link, self.state.id
+        try:
+            [left] = await self.fetch_session.run(link.statement("registration_leave", worker_id=mine))
+        except Exception as error:
+            if not refuses_move(error):
+                raise
+            log.warning(
+                "the row of worker %d cannot be deleted, and stays as that of a dead one: %s", mine, described(error)
+            )
+            [left] = await self.fetch_session.run(link.statement("registration_retire", worker_id=mine))
+        return bool(left)
 
     async def _renew(self) -> None:
         """Sign off, and register anew; no job is held, and no claim can begin (see `claims`)."""

@@ -15,8 +15,8 @@ SELECT a.pid, coalesce(nullif(a.application_name, ''), 'unnamed'), a.usename::te
        extract(epoch FROM pgqueue.now() - a.xact_start)::float8
 FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
 WHERE l.granted AND a.pid <> pg_backend_pid() AND l.relation = (
-    SELECT ('pgqueue.' || CASE kind WHEN 'attempt' THEN 'attempt_' ELSE 'job_' || kind || '_' END
-            || mod(bin + 1, leaves))::regclass
+    SELECT ('pgqueue.' || CASE WHEN kind = 'attempt' THEN 'attempt_' WHEN kind IN ('minute', 'hour') THEN 'history_' || kind || '_'
+                               ELSE 'job_' || kind || '_' END || mod(bin + 1, leaves))::regclass
     FROM pgqueue.ring WHERE kind = %(kind)s::text)
   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
 ORDER BY a.xact_start;

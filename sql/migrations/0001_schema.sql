@@ -419,13 +419,20 @@ COMMENT ON TABLE pgqueue.attempt IS 'One row per attempt that did not complete: 
 -- `history_minute`, and the minutes of a past hour into `history_hour`. Old rows go by TRUNCATE of a leaf.
 
 -- The rings. `bin` is the leaf being written, since `since`. Statements read it, and none computes it.
+--
+-- Ages and deadlines are made of the times of this table, and of those below. So no row may have an infinite one, or one
+-- that Python does not know. The constraint says it to the person who writes it; a reader could only hide it.
 CREATE TABLE pgqueue.ring (
     kind      text COLLATE "C"        PRIMARY KEY,
     leaves    smallint    NOT NULL,
     bin       smallint    NOT NULL DEFAULT 0,
     since     timestamptz NOT NULL DEFAULT clock_timestamp(),
     retention interval    NOT NULL CHECK (retention > interval '0'),
-    CHECK (bin BETWEEN 0 AND leaves - 1)
+    CHECK (bin BETWEEN 0 AND leaves - 1),
+    CONSTRAINT ring_has_these_leaves CHECK (
+        leaves = CASE WHEN kind IN ('dead', 'attempt') THEN 16 WHEN kind IN ('done', 'minute', 'hour') THEN 8 ELSE 0 END),
+    CONSTRAINT ring_retention_is_1000_years_at_most CHECK (retention <= interval '1000 years'),
+    CONSTRAINT ring_times_are_from_1970_to_9000 CHECK (since BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 );
 
 -- One row per worker process: the number of its last part. A part whose answer was lost is sent again, and counts once.
@@ -447,7 +454,8 @@ CREATE TABLE pgqueue.history_part (
     counts     jsonb       NOT NULL DEFAULT '[]' CHECK (jsonb_typeof(counts) = 'array'),
     -- A list of objects: what `error_group` has; `first` and `last` are seconds before `written_at`.
     errors     jsonb       NOT NULL DEFAULT '[]' CHECK (jsonb_typeof(errors) = 'array'),
-    PRIMARY KEY (writer, part)
+    PRIMARY KEY (writer, part),
+    CONSTRAINT history_part_times_are_from_1970_to_9000 CHECK (at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND written_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.history_part IS 'What workers have counted and the leader has not yet folded into the history.';
 
@@ -480,11 +488,19 @@ CREATE TABLE pgqueue.history_minute (
     state        text        COLLATE "C",
     n            bigint,
     exact        boolean,
-    oldest       float8
+    oldest       float8,
+    CONSTRAINT history_numbers_are_numbers CHECK (
+        least(started, completed, failed, retried, snoozed, cancelled, expired, skipped, interrupted, rescued, n) >= 0
+        AND greatest(started, completed, failed, retried, snoozed, cancelled, expired, skipped, interrupted, rescued, n)
+            <= 1000000000000
+        AND wait_seconds BETWEEN 0 AND 1e18 AND run_seconds BETWEEN 0 AND 1e18 AND oldest BETWEEN 0 AND 1e18 IS NOT FALSE
+        AND array_position(wait, NULL) IS NULL AND array_position(run, NULL) IS NULL
+        AND 0 <= ALL (wait || run) AND 1000000000000 >= ALL (wait || run)),
+    CONSTRAINT history_times_are_from_1970_to_9000 CHECK (at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 ) PARTITION BY LIST (bin);
 COMMENT ON TABLE pgqueue.history_minute IS 'What happened to the jobs of each queue and task, by minute. Add up the rows of a minute.';
 
-CREATE TABLE pgqueue.history_hour (LIKE pgqueue.history_minute INCLUDING DEFAULTS) PARTITION BY LIST (bin);
+CREATE TABLE pgqueue.history_hour (LIKE pgqueue.history_minute INCLUDING DEFAULTS INCLUDING CONSTRAINTS) PARTITION BY LIST (bin);
 COMMENT ON TABLE pgqueue.history_hour IS 'What happened to the jobs of each queue and task, by hour. Add up the rows of an hour.';
 
 CREATE TABLE pgqueue.error_group (
@@ -498,7 +514,9 @@ CREATE TABLE pgqueue.error_group (
     last_at     timestamptz NOT NULL,
     count       bigint      NOT NULL,
     job_ids     bigint[]    NOT NULL,
-    version_tag text
+    version_tag text,
+    CONSTRAINT error_group_times_are_from_1970_to_9000 CHECK (first_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND last_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC'),
+    CONSTRAINT error_group_names_jobs CHECK (array_position(job_ids, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.error_group IS 'Failed attempts, grouped by task, type of error and place in the application.';
 
@@ -612,6 +630,53 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN NULL;
 END $$;
 
+-- Delete rows, each by itself: one that the application keeps by a foreign key, or by a trigger, stays, and the others
+-- go. Smaller parts are tried, in no order, until 20 rows were refused by themselves: the next call comes to the others.
+-- Answers how many are gone, how many were refused, and what the server said to the first of these, and where.
+CREATE FUNCTION pgqueue.forget_rows(of_table regclass, rows tid[])
+    RETURNS TABLE (gone bigint, refused integer, error text, context text) LANGUAGE plpgsql AS $$
+DECLARE
+    parts integer[][] := ARRAY[[1, cardinality(rows)]];
+    part integer[];
+    middle integer;
+    n bigint;
+    said text;
+    place text;
+BEGIN
+    gone := 0;
+    refused := 0;
+    -- A foreign key that is looked at when the transaction ends would refuse all of it.
+    SET CONSTRAINTS ALL IMMEDIATE;
+    WHILE cardinality(parts) > 0 AND refused < 20 LOOP
+        part := ARRAY[parts[array_upper(parts, 1)][1], parts[array_upper(parts, 1)][2]];
+        parts := parts[1 : array_upper(parts, 1) - 1];
+        CONTINUE WHEN part[1] > part[2];
+        BEGIN
+            EXECUTE format('DELETE FROM %s WHERE ctid = ANY ($1)', of_table) USING rows[part[1] : part[2]];
+            GET DIAGNOSTICS n = ROW_COUNT;
+            gone := gone + n;
+        EXCEPTION
+            WHEN insufficient_privilege OR lock_not_available OR deadlock_detected THEN
+                RAISE;
+            WHEN OTHERS THEN
+                GET STACKED DIAGNOSTICS said = MESSAGE_TEXT, place = PG_EXCEPTION_CONTEXT;
+                IF part[1] = part[2] THEN
+                    refused := refused + 1;
+                    error := coalesce(error, said);
+                    context := coalesce(context, place);
+                ELSE
+                    IF error IS NULL AND part = ARRAY[1, cardinality(rows)] THEN
+                        rows := ARRAY(SELECT r FROM unnest(rows) AS r ORDER BY random());
+                    END IF;
+                    middle := (part[1] + part[2]) / 2;
+                    parts := parts || ARRAY[[part[1], middle], [middle + 1, part[2]]];
+                END IF; END;
+    END LOOP;
+    RETURN NEXT;
+END $$;
+COMMENT ON FUNCTION pgqueue.forget_rows IS
+    'Delete these rows of a table of pgqueue; one that is refused stays, and the others go.';
+
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------
 
@@ -630,7 +695,7 @@ CREATE TABLE pgqueue.unique_key (
     expires_at timestamptz,
     enqueued_at timestamptz  NOT NULL,
     CONSTRAINT unique_key_can_be CHECK (
-        octet_length(key) BETWEEN 1 AND 520 AND hold IN ('pending', 'live', 'after') AND seconds >= 0)
+        octet_length(key) BETWEEN 1 AND 520 AND hold IN ('pending', 'live', 'after') AND seconds BETWEEN 0 AND 3153600000)
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 COMMENT ON TABLE pgqueue.unique_key IS 'Which job has which unique key. A row whose job has ended may be a leftover.';
 
@@ -1384,7 +1449,12 @@ CREATE TABLE pgqueue.schedule (
     refused     text,
     CONSTRAINT schedule_is_one CHECK (
         octet_length(name) BETWEEN 1 AND 200 AND catch_up IN ('latest', 'all', 'none') AND priority BETWEEN 0 AND 9
-        AND octet_length(queue) BETWEEN 1 AND 40 AND jsonb_typeof(args) = 'object' AND jsonb_typeof(options) = 'object')
+        AND octet_length(queue) BETWEEN 1 AND 40 AND jsonb_typeof(args) = 'object' AND jsonb_typeof(options) = 'object'),
+    -- A next time may be as late as a cron line can say.
+    CONSTRAINT schedule_times_are_from_1970_to_9000 CHECK (
+        (next_at BETWEEN '1970-01-01 UTC' AND '9999-12-31 UTC' OR next_at = 'infinity') AND since BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC'
+        AND last_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE AND declared_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE
+        AND paused_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.schedule IS 'What recurs: when, which task, and its next time.';
 
@@ -1446,7 +1516,13 @@ CREATE TABLE pgqueue.worker (
     -- What its duties have come to: [name, seconds since the last run, seconds that it took, the last error, seconds
     -- since that, seconds for which each run has failed]. All duties of a worker that leads; of another one those that
     -- fail, of what each worker does for itself. NULL: nothing to tell.
-    duties      jsonb
+    duties      jsonb,
+    CONSTRAINT worker_lists_are_lists CHECK (
+        array_position(queues, NULL) IS NULL AND array_position(tasks, NULL) IS NULL AND array_position(running, NULL) IS NULL
+        AND jsonb_typeof(sessions) = 'array' AND NOT sessions @? 'strict $[*] ? (@.type() != "object")'
+        AND (jsonb_typeof(duties) = 'array' AND NOT duties @? 'strict $[*] ? (@.type() != "array" || @.size() < 3 || @[0].type() != "string")')
+            IS NOT FALSE),
+    CHECK (dead_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.worker IS 'Worker processes, their sign of life and what they run.';
 
@@ -1456,7 +1532,8 @@ CREATE TABLE pgqueue.unknown_task (
     task    varchar(200) COLLATE "C" NOT NULL,
     since   timestamptz  NOT NULL DEFAULT pgqueue.now(),
     seen_at timestamptz  NOT NULL DEFAULT pgqueue.now(),
-    PRIMARY KEY (queue, task)
+    PRIMARY KEY (queue, task),
+    CONSTRAINT unknown_task_times_are_from_1970_to_9000 CHECK (since BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND seen_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.unknown_task IS 'Tasks that have jobs and that no live worker knows, and since when.';
 
@@ -1475,7 +1552,10 @@ CREATE TABLE pgqueue.depth (
     exact           boolean     NOT NULL,
     oldest          timestamptz,
     longest_blocked timestamptz,
-    PRIMARY KEY (at, queue, state, reason, task)
+    PRIMARY KEY (at, queue, state, reason, task),
+    CONSTRAINT depth_times_are_from_1970_to_9000 CHECK (
+        at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND next_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND oldest BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE
+        AND longest_blocked BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.depth IS 'How many jobs each queue has in each state, and why they wait, as the leader has measured last.';
 
@@ -1509,7 +1589,8 @@ CREATE TABLE pgqueue.supervisor (
     state      text        NOT NULL CHECK (state IN ('starting', 'running', 'restarting', 'quiet', 'stopping')),
     problem    text,
     started_at timestamptz NOT NULL DEFAULT pgqueue.now(),
-    beat_at    timestamptz NOT NULL DEFAULT pgqueue.now()
+    beat_at    timestamptz NOT NULL DEFAULT pgqueue.now(),
+    CONSTRAINT supervisor_times_are_from_1970_to_9000 CHECK (started_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND beat_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.supervisor IS 'Supervisors, and how many worker processes each shall keep.';
 
@@ -1523,7 +1604,10 @@ CREATE TABLE pgqueue.supervisor_order (
     seen_at       timestamptz,
     done_at       timestamptz,
     problem       text,
-    CHECK ((kind = 'scale') = (size IS NOT NULL))
+    CHECK ((kind = 'scale') = (size IS NOT NULL)),
+    CONSTRAINT supervisor_order_times_are_from_1970_to_9000 CHECK (
+        created_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND seen_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE
+        AND done_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE)
 );
 COMMENT ON TABLE pgqueue.supervisor_order IS 'What supervisors are told to do.';
 CREATE INDEX supervisor_order_open ON pgqueue.supervisor_order (supervisor_id) WHERE done_at IS NULL;
@@ -1628,7 +1712,8 @@ COMMENT ON FUNCTION pgqueue.desired_workers IS
 CREATE TABLE pgqueue.queue (
     name      varchar(40) COLLATE "C" PRIMARY KEY CHECK (name <> ''),
     paused_at timestamptz,
-    paused_by text
+    paused_by text,
+    CONSTRAINT queue_times_are_from_1970_to_9000 CHECK (paused_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 );
 COMMENT ON TABLE pgqueue.queue IS 'Queues that are paused. A queue without a row is open.';
 
@@ -1636,7 +1721,8 @@ COMMENT ON TABLE pgqueue.queue IS 'Queues that are paused. A queue without a row
 CREATE TABLE pgqueue.paused_task (
     name      text COLLATE "C" PRIMARY KEY CHECK (octet_length(name) BETWEEN 1 AND 800),
     paused_at timestamptz NOT NULL DEFAULT pgqueue.now(),
-    paused_by text
+    paused_by text,
+    CONSTRAINT paused_task_times_are_from_1970_to_9000 CHECK (paused_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 );
 COMMENT ON TABLE pgqueue.paused_task IS 'Tasks that are paused. A task without a row is open.';
 
@@ -1653,7 +1739,10 @@ CREATE TABLE pgqueue.audit (
     jobs    bigint[] NOT NULL DEFAULT '{}',
     count   bigint NOT NULL DEFAULT 1,
     details jsonb NOT NULL DEFAULT '{}',
-    PRIMARY KEY (at, id)
+    PRIMARY KEY (at, id),
+    CONSTRAINT audit_can_be_shown CHECK (
+        at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND jsonb_typeof(target) = 'object' AND jsonb_typeof(details) = 'object'
+        AND array_position(jobs, NULL) IS NULL)
 );
 COMMENT ON TABLE pgqueue.audit IS 'Every write by hand: by which actor, what, on what, how many.';
 
@@ -1678,7 +1767,7 @@ CREATE TABLE pgqueue.bulk (
     -- Ids above this one are not looked at.
     up_to        bigint      NOT NULL,
     -- Jobs a second at most. NULL: as many as there are.
-    pace         float8      CHECK (pace > 0),
+    pace         float8      CHECK (pace BETWEEN 0.0001 AND 1000000000),
     -- Each step, and each process that takes the operation, adds 1. A step names the number that it knows.
     fence        bigint      NOT NULL DEFAULT 0,
     -- 0: the walk over all ids. Then the jobs that were locked are tried again, some times.
@@ -1697,7 +1786,20 @@ CREATE TABLE pgqueue.bulk (
     stopped_by   text,
     -- The row of the record, written by a trigger.
     audit_at     timestamptz,
-    audit_id     bigint
+    audit_id     bigint,
+    CONSTRAINT bulk_can_go_on CHECK (
+        fence BETWEEN 0 AND 1000000000000000 AND round BETWEEN 0 AND 1000 AND changed BETWEEN 0 AND 1000000000000000
+        AND after >= 0 AND up_to >= 0),
+    CONSTRAINT bulk_can_be_shown CHECK (
+        jsonb_typeof(target) = 'object' AND jsonb_typeof(options) = 'object' AND jsonb_typeof(counts) = 'object'
+        AND NOT counts @? '$.* ? (@.type() != "number")' AND array_position(states, NULL) IS NULL),
+    CONSTRAINT bulk_has_the_options_of_its_action CHECK (
+        ended_at IS NOT NULL OR
+        CASE action WHEN 'cancel' THEN jsonb_typeof(options -> 'reason') = 'string'
+                    WHEN 'retry' THEN jsonb_typeof(options -> 'again') = 'boolean'
+                    WHEN 'reschedule' THEN jsonb_typeof(options -> 'at') = 'string' ELSE true END IS TRUE),
+    CONSTRAINT bulk_times_are_from_1970_to_9000 CHECK (
+        started_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND next_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND ended_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.bulk IS 'Operations on all jobs that fit a filter, and how far each is.';
 
@@ -1903,7 +2005,10 @@ CREATE TABLE pgqueue.relay_fence (
     -- Why the relay delivers nothing until a person says so: a copy, or another queue's outbox.
     stopped     text,
     -- The name under which this outbox goes on, as after pg_upgrade: its relay prunes this memory, too.
-    heir        uuid
+    heir        uuid,
+    CONSTRAINT relay_fence_can_be_shown CHECK (
+        reported_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE AND oldest BETWEEN 0 AND 1e12 IS NOT FALSE AND waiting >= 0 IS NOT FALSE
+        AND refused >= 0 IS NOT FALSE)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgqueue.relay_fence IS 'Which session of a relay may deliver the jobs of each outbox.';
 

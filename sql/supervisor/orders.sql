@@ -44,11 +44,12 @@ WITH gone AS (
 DELETE FROM pgqueue.supervisor_order WHERE supervisor_id = %(id)s::bigint AND done_at IS NULL;
 
 -- name: orders_forget
--- Rows of supervisors that have not beaten for an hour, and orders of yesterday.
-WITH gone AS (
-    DELETE FROM pgqueue.supervisor WHERE pgqueue.now() - beat_at > interval '1 hour'
-)
-DELETE FROM pgqueue.supervisor_order WHERE pgqueue.now() - created_at > interval '1 day';
+-- Rows of supervisors that have not beaten for an hour, and orders of yesterday. Answers what `forget_rows` does of each.
+SELECT * FROM pgqueue.forget_rows('pgqueue.supervisor', ARRAY(
+    SELECT ctid FROM pgqueue.supervisor WHERE pgqueue.now() - beat_at > interval '1 hour' FOR UPDATE SKIP LOCKED))
+UNION ALL
+SELECT * FROM pgqueue.forget_rows('pgqueue.supervisor_order', ARRAY(
+    SELECT ctid FROM pgqueue.supervisor_order WHERE pgqueue.now() - created_at > interval '1 day' FOR UPDATE SKIP LOCKED));
 
 -- name: orders_dead
 -- Of these workers (their processes have ended): those that are not rescued yet, with the last beat of each.

@@ -13,30 +13,45 @@ FROM pgqueue.ring ORDER BY kind;
 -- Count the leaf of this ring from now on, if it has begun in a time to come. No row: it has not.
 UPDATE pgqueue.ring SET since = pgqueue.now() WHERE kind = %(kind)s::text AND since > pgqueue.now() RETURNING kind;
 
+-- Each of the statements that forget rows answers what `forget_rows` does: how many are gone, how many the server has
+-- refused to delete, and why.
+
 -- name: pruner_waiters
 -- Forget waiters that have waited for a job for more than an hour. Most died without a word; a waiter that lives goes
 -- on by looking.
-DELETE FROM pgqueue.job_waiter WHERE created_at < (SELECT pgqueue.now()) - interval '1 hour' RETURNING waiter;
+SELECT * FROM pgqueue.forget_rows('pgqueue.job_waiter', ARRAY(
+    SELECT ctid FROM pgqueue.job_waiter WHERE created_at < (SELECT pgqueue.now()) - interval '1 hour'));
+
+-- name: pruner_workers
+-- Forget up to n dead workers: their rows have done their duty after an hour.
+SELECT * FROM pgqueue.forget_rows('pgqueue.worker', ARRAY(
+    SELECT ctid FROM pgqueue.worker WHERE dead_at < (SELECT pgqueue.now()) - interval '1 hour'
+    ORDER BY id LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED));
+
+-- name: pruner_declarations
+-- Forget what workers have declared that are gone.
+SELECT * FROM pgqueue.forget_rows('pgqueue.declaration', ARRAY(
+    SELECT d.ctid FROM pgqueue.declaration d
+    WHERE NOT EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = d.worker_id AND w.dead_at IS NULL)));
+
+-- name: pruner_ticks
+-- Forget up to n ticks older than a day.
+SELECT * FROM pgqueue.forget_rows('pgqueue.tick', ARRAY(
+    SELECT ctid FROM pgqueue.tick WHERE at < (SELECT pgqueue.now()) - interval '1 day'
+    ORDER BY at LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED));
 
 -- name: pruner_rates
--- Forget up to n keys of rates that have been at rest for this number of seconds: their rows say nothing. Answers how
--- many.
-WITH old AS MATERIALIZED (
+-- Forget up to n keys of rates that have been at rest for this number of seconds: their rows say nothing.
+SELECT * FROM pgqueue.forget_rows('pgqueue.limiter', ARRAY(
     SELECT ctid FROM pgqueue.limiter
-    WHERE next_at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8) LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pgqueue.limiter WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING key
-)
-SELECT count(*) FROM gone;
+    WHERE next_at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8)
+    LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED));
 
 -- name: pruner_discarded_keys
--- Forget up to n keys of discarded jobs that have expired. Answers how many.
-WITH old AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.discarded_key WHERE expires_at <= (SELECT pgqueue.now()) LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pgqueue.discarded_key WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING hash
-)
-SELECT count(*) FROM gone;
+-- Forget up to n keys of discarded jobs that have expired.
+SELECT * FROM pgqueue.forget_rows('pgqueue.discarded_key', ARRAY(
+    SELECT ctid FROM pgqueue.discarded_key WHERE expires_at <= (SELECT pgqueue.now())
+    LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED));
 
 -- name: pruner_unique_keys
 -- Go on through the unique keys after `after`, n of them. Remove a key that holds no more and that its job can never
@@ -97,27 +112,21 @@ SELECT (SELECT max(key) FROM walked), (SELECT count(*) FROM walked), (SELECT cou
 
 -- name: pruner_audit
 -- Forget up to n of the oldest rows of the record: those older than so many `days`, and those beyond the newest `most`, by their numbers.
--- Answers how many.
 WITH newest AS MATERIALIZED (
     SELECT id FROM pgqueue.audit ORDER BY at DESC, id DESC LIMIT 1
 ), oldest AS MATERIALIZED (
     SELECT ctid, at, id FROM pgqueue.audit ORDER BY at, id LIMIT %(n)s::integer
-), gone AS (
-    DELETE FROM pgqueue.audit WHERE ctid = ANY (ARRAY(
-        SELECT oldest.ctid FROM oldest
-        WHERE oldest.at < pgqueue.now() - make_interval(days => %(days)s::integer) OR oldest.id <= (SELECT id FROM newest) - %(most)s::bigint))
-    RETURNING id
 )
-SELECT count(*) FROM gone;
+SELECT * FROM pgqueue.forget_rows('pgqueue.audit', ARRAY(
+    SELECT oldest.ctid FROM oldest
+    WHERE oldest.at < pgqueue.now() - make_interval(days => %(days)s::integer) OR oldest.id <= (SELECT id FROM newest) - %(most)s::bigint));
 
 -- name: pruner_bulk
--- Forget those of the n oldest operations by filter that ended more than so many `days` ago, and which jobs they had. Answers how many.
+-- Forget those of the n oldest operations by filter that ended more than so many `days` ago, and which jobs they had.
 WITH old AS MATERIALIZED (
-    SELECT b.id FROM (SELECT id, ended_at FROM pgqueue.bulk ORDER BY id LIMIT %(n)s::integer) AS b
+    SELECT b.id, b.ctid FROM (SELECT id, ctid, ended_at FROM pgqueue.bulk ORDER BY id LIMIT %(n)s::integer) AS b
     WHERE b.ended_at < pgqueue.now() - make_interval(days => %(days)s::integer)
 ), jobs AS (
     DELETE FROM pgqueue.bulk_job WHERE bulk_id = ANY (ARRAY(SELECT id FROM old))
-), gone AS (
-    DELETE FROM pgqueue.bulk WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
 )
-SELECT count(*) FROM gone;
+SELECT * FROM pgqueue.forget_rows('pgqueue.bulk', ARRAY(SELECT ctid FROM old));

@@ -19,6 +19,16 @@ WHERE w.id = %(worker_id)s::bigint
   AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.worker_id = w.id)
 RETURNING id;
 
+-- name: registration_retire
+-- If the row of a worker that ended in order cannot be deleted, it is left as that of a dead one. It waits for claims as
+-- the DELETE does: they hold the row FOR KEY SHARE.
+WITH mine AS MATERIALIZED (
+    SELECT w.id FROM pgqueue.worker w
+    WHERE w.id = %(worker_id)s::bigint AND NOT EXISTS (SELECT FROM pgqueue.job_running r WHERE r.worker_id = w.id) FOR UPDATE
+)
+UPDATE pgqueue.worker SET dead_at = coalesce(dead_at, pgqueue.now()), state = 'stopped' WHERE id IN (SELECT id FROM mine)
+RETURNING id;
+
 -- name: registration_abandon
 -- The jobs that are left did not crash: the operator's deadline ended them. Rescue gives their attempts back. Jobs that
 -- still run (`stuck`) end with the process, so they are noted as interrupted here.

@@ -130,10 +130,6 @@ SELECT DISTINCT r.worker_id
 FROM pgqueue.job_running r LEFT JOIN pgqueue.worker w ON w.id = r.worker_id
 WHERE w.id IS NULL OR w.dead_at IS NOT NULL;
 
--- name: rescue_forget
--- Rows of dead workers have done their duty after an hour.
-DELETE FROM pgqueue.worker WHERE dead_at < pgqueue.now() - interval '1 hour' RETURNING id;
-
 -- name: rescue_leader
 -- Whether a session of this worker holds the leader's lock.
 SELECT EXISTS (

@@ -12,8 +12,8 @@ RETURNING worker_id;
 -- Make the schedules what live code declares. If workers disagree, the worker that was started last is right, and `own`
 -- (NULL: nothing) before all of them. Every few minutes, note of each schedule that it is still declared.
 --
--- If a row is locked, it waits for the next time. If `line` or `tz` was changed, there is no next time yet. Forgets the
--- declarations of workers that are gone. Answers how many schedules are new or were changed.
+-- If a row is locked, it waits for the next time. If `line` or `tz` was changed, there is no next time yet. Answers how
+-- many schedules are new or were changed.
 WITH clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now
 ), live AS MATERIALIZED (
@@ -58,9 +58,6 @@ WITH clock AS MATERIALIZED (
     ORDER BY w.name
     ON CONFLICT (name) DO NOTHING
     RETURNING name
-), forgotten AS (
-    DELETE FROM pgqueue.declaration d
-    WHERE NOT EXISTS (SELECT FROM pgqueue.worker w WHERE w.id = d.worker_id AND w.dead_at IS NULL)
 ), news AS (
     SELECT (SELECT count(*) FROM changed WHERE changed) + (SELECT count(*) FROM added) AS n
 )
@@ -157,13 +154,3 @@ SELECT EXISTS (
     WHERE s.next_at < clock.now - interval '5 seconds' AND s.next_at >= timestamptz '0001-01-02 00:00:00+00' -- as in ticks_read
       AND s.paused_at IS NULL AND s.refused IS NULL
       AND (s.declared_at IS NULL OR s.declared_at > clock.now - interval '10 minutes'));
-
--- name: ticks_prune
--- Forget up to n ticks older than a day. Answers how many.
-WITH old AS MATERIALIZED (
-    SELECT ctid FROM pgqueue.tick WHERE at < (SELECT pgqueue.now()) - interval '1 day'
-    ORDER BY at LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM pgqueue.tick WHERE ctid = ANY (ARRAY(SELECT ctid FROM old)) RETURNING at
-)
-SELECT count(*) FROM gone;

@@ -68,12 +68,7 @@ SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT coun
 
 -- name: unknown_tasks_forget
 -- Forget the tasks that a live worker knows again. Also forget those that the last whole walk over all jobs, begun at
--- `walked`, has not seen (NULL: none of these). Answers the time now, and how many were forgotten. Times are seconds
--- since 1970.
-WITH gone AS (
-    DELETE FROM pgqueue.unknown_task t
-    WHERE {{served}}
-       OR t.seen_at < to_timestamp(%(walked)s::float8)
-    RETURNING t.task
-)
-SELECT extract(epoch FROM pgqueue.now())::float8, (SELECT count(*) FROM gone);
+-- `walked`, has not seen (NULL: none of these). Answers the time now, in seconds since 1970, and what `forget_rows` does.
+SELECT extract(epoch FROM pgqueue.now())::float8, f.* FROM pgqueue.forget_rows('pgqueue.unknown_task', ARRAY(
+    SELECT t.ctid FROM pgqueue.unknown_task t
+    WHERE {{served}} OR t.seen_at < to_timestamp(%(walked)s::float8))) AS f;

@@ -211,12 +211,12 @@ def test_the_record_keeps_ninety_days_and_the_newest(conn: Conn) -> None:
             "INSERT INTO pgqueue.audit (actor, action, at) VALUES ('a', 'x', now() - make_interval(days => %s))", [days]
         )
     prune = text("pruner_audit", "pgqueue")
-    assert conn.execute(prune, {"n": 1, "days": 90, "most": 1000}).fetchone() == (1,)
-    assert conn.execute(prune, {"n": 10, "days": 90, "most": 1000}).fetchone() == (1,)
-    assert conn.execute(prune, {"n": 10, "days": 90, "most": 1000}).fetchone() == (0,)
+    assert conn.execute(prune, {"n": 1, "days": 90, "most": 1000}).fetchone() == (1, 0, None, None)
+    assert conn.execute(prune, {"n": 10, "days": 90, "most": 1000}).fetchone() == (1, 0, None, None)
+    assert conn.execute(prune, {"n": 10, "days": 90, "most": 1000}).fetchone() == (0, 0, None, None)
     for number in range(5):
         pgqueue.pause(conn, f"q{number}")
-    assert conn.execute(prune, {"n": 10, "days": 90, "most": 3}).fetchone() == (4,)
+    assert conn.execute(prune, {"n": 10, "days": 90, "most": 3}).fetchone() == (4, 0, None, None)
     assert [entry.target["queue"] for entry in pgqueue.audit(conn)] == ["q4", "q3", "q2"]
 
 

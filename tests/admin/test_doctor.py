@@ -613,7 +613,7 @@ SEQUENCES = {
     ),
     "bulk_id_seq": (
         "INSERT INTO pgqueue.bulk (actor, action, target, states, queue, up_to) "
-        "SELECT 'a', 'cancel', '{}', '{available}', 'q', 1 FROM generate_series(1, 2)"
+        "SELECT 'a', 'discard', '{}', '{failed}', 'q', 1 FROM generate_series(1, 2)"
     ),
     "job_hold_seq": (
         "INSERT INTO pgqueue.job (task, state, lock_key, holds, hold_pos, worker_id, claim, started_at) "

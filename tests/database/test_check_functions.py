@@ -128,7 +128,7 @@ def test_triggers_mean_the_same_in_every_session(hostile: psycopg.Connection[Any
         "duty (name, done_at) VALUES ('sweep', '2000-01-01')",
         "migration (version, name, breaking) VALUES (1, 'schema', false)",
         "relay_target DEFAULT VALUES",
-        "bulk (actor, action, target, states, up_to) VALUES ('a', 'retry', '{}', '{failed}', 1)",
+        "bulk (actor, action, target, states, up_to) VALUES ('a', 'discard', '{}', '{failed}', 1)",
     ):
         hostile.execute(f"INSERT INTO pgqueue.{row}".encode())
     hostile.execute("UPDATE pgqueue.bulk SET changed = 7")

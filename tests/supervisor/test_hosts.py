@@ -156,7 +156,7 @@ def test_a_workers_id_is_never_used_again(tmp_path: Path, dsn: str, eyes: Eyes) 
         one.signal(signal.SIGTERM)
         assert one.worker.ends() == 0
     eyes.do("UPDATE pgqueue.worker SET dead_at = pgqueue.now() - interval '2 hours'")
-    assert eyes.do(text("rescue_forget", "pgqueue")) >= 2
+    eyes.conn.execute(text("pruner_workers", "pgqueue"), {"n": 99})
     assert eyes.all("SELECT id FROM pgqueue.worker") == []
     entered = [worker for (worker,) in eyes.all("SELECT id FROM entered")]
     assert len(entered) >= 2 + 2 + 1 + 1

@@ -42,7 +42,8 @@ def command(everything: bool, as_json: bool) -> None:
 
     History is kept in rings of leaves. Each ring that is due empties its oldest leaf and goes on there. The leading
     worker does this by itself: use this command for a database without workers, or to make room now. If --all is
-    repeated, it may remove history younger than its retention. Exit code 1: a reader of history prevented one.
+    repeated, it may remove history younger than its retention. Exit code 1: a reader of history prevented one,
+    or the server refused it.
 
     \b
     Examples:
@@ -55,7 +56,7 @@ def command(everything: bool, as_json: bool) -> None:
         click.echo(document(asdict(ring) | {"result": result} for ring, result in results))
     else:
         click.echo("\n".join(_screen(results)))
-    if any(result.startswith("prevented") for _, result in results):
+    if any(result.startswith(("prevented", "refused")) for _, result in results):
         raise click.exceptions.Exit(NO)
 
 
@@ -77,14 +78,22 @@ def _rings(conn: psycopg.Connection[Any]) -> Iterator[Ring]:
 def _advance(conn: psycopg.Connection[Any], ring: Ring, forced: bool) -> str:
     """Advance one ring in one transaction: the next leaf is emptied and begun, or neither. Return a text for people."""
 
+    import psycopg
+
+    from pgqueue.database.backoff import described, is_loss
     from pgqueue.database.statements import text
+    from pgqueue.database.triggers import trigger_of
     from pgqueue.jobs.actors import actor_of
 
     if not (ring.due or forced):
         return f"not due for {span(ring.retention / (ring.leaves - 2) - ring.age)}"
-    row = conn.execute(
-        text("prune_advance", config().schema), {"kind": ring.kind, "forced": forced, "actor": actor_of(None)}
-    ).fetchone()
+    asked = {"kind": ring.kind, "forced": forced, "actor": actor_of(None)}
+    try:
+        row = conn.execute(text("prune_advance", config().schema), asked).fetchone()
+    except psycopg.Error as error:
+        if is_loss(error) or (isinstance(error, psycopg.errors.InsufficientPrivilege) and trigger_of(error) is None):
+            raise
+        return f"refused: {described(error)}"
     if row == (None,):
         for reader in _readers(conn, ring.kind):
             click.echo(f"{ring.kind}: {reader}", err=True)

@@ -18,7 +18,12 @@ import logging
 from time import monotonic
 from typing import Any
 
+import psycopg
+
+from pgqueue.database.backoff import described, is_loss
+from pgqueue.database.row_errors import Kept, require_gone
 from pgqueue.database.sessions import Session
+from pgqueue.database.triggers import trigger_of
 from pgqueue.plain_text import plural
 
 log = logging.getLogger("pgqueue")
@@ -32,19 +37,24 @@ LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
 BULKS_AT_ONCE = 100
 DISCARDED_MOST = 50_000
+WORKERS_AT_ONCE, TICKS_AT_ONCE = 10_000, 20_000
 AHEAD_SECONDS = 3_600.0
 """For so long, by this machine's steady clock, a ring must seem to have turned in a time to come."""
 
 
-FORGOTTEN: dict[str, tuple[str, dict[str, Any]]] = {
-    "waiters": ("pruner_waiters", {}),
-    "rates": ("pruner_rates", {"seconds": REST_SECONDS, "n": LIMITERS_MOST}),
-    "record": ("pruner_audit", {"n": AUDIT_AT_ONCE, "days": AUDIT_DAYS, "most": AUDIT_MOST}),
-    "operations_ended": ("pruner_bulk", {"n": BULKS_AT_ONCE, "days": AUDIT_DAYS}),
-    "discarded_keys": ("pruner_discarded_keys", {"n": DISCARDED_MOST}),
+FORGOTTEN: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "waiters": ("job_waiter", "pruner_waiters", {}),
+    "dead_workers": ("worker", "pruner_workers", {"n": WORKERS_AT_ONCE}),
+    "declarations": ("declaration", "pruner_declarations", {}),
+    "old_ticks": ("tick", "pruner_ticks", {"n": TICKS_AT_ONCE}),
+    "rates": ("limiter", "pruner_rates", {"seconds": REST_SECONDS, "n": LIMITERS_MOST}),
+    "record": ("audit", "pruner_audit", {"n": AUDIT_AT_ONCE, "days": AUDIT_DAYS, "most": AUDIT_MOST}),
+    "operations_ended": ("bulk", "pruner_bulk", {"n": BULKS_AT_ONCE, "days": AUDIT_DAYS}),
+    "discarded_keys": ("discarded_key", "pruner_discarded_keys", {"n": DISCARDED_MOST}),
 }
-"""The duties that delete old rows: of waiting clients, of rates at rest, of the record, of operations by filter, of
-discarded keys."""
+"""The duties that delete old rows, with the table and the statement: of waiting clients, of dead workers and what they
+have declared, of ticks, of rates at rest, of the record, of operations by filter, of discarded keys. A row that the
+application keeps, by a foreign key or a trigger, keeps no other row, and no other duty."""
 
 
 class Pruner:
@@ -66,8 +76,10 @@ class Pruner:
         if restored:
             rows = plural(restored, "row is", "rows are")
             log.warning("something has emptied the tables ring or duty: %s put back", rows)
-        blocked = await self._blocked([kind for kind, _, _, _, _, due in found if due])
-        await self._count_anew([kind for kind, _, _, _, age, _ in found if age < 0])
+        try:
+            blocked = await self._blocked([(kind, (bin + 1) % leaves) for kind, leaves, bin, _, _, due in found if due])
+        finally:
+            await self._count_anew([kind for kind, _, _, _, age, _ in found if age < 0])
         return READ_SECONDS if blocked else None
 
     async def keys(self) -> None:
@@ -84,8 +96,9 @@ class Pruner:
 
     async def forget(self, what: str) -> None:
         """Delete old rows, one of FORGOTTEN."""
-        name, bounds = FORGOTTEN[what]
-        await self._session.run(self._session.link.statement(name, **bounds))
+        table, name, bounds = FORGOTTEN[what]
+        [[answer]] = await self._session.run(self._session.link.statement(name, **bounds))
+        require_gone(table, answer)
 
     async def _count_anew(self, ahead: list[str]) -> None:
         """Count the leaves of these rings from now on, if the rings have been ahead for long."""
@@ -99,11 +112,21 @@ class Pruner:
                 )
                 log.warning(said + "until then. Was the clock of the server set back?", kind)
 
-    async def _blocked(self, due: list[str]) -> bool:
-        """Advance the rings that are due; return whether a reader prevented one."""
-        blocked = False
-        for kind in due:
-            blocked |= not await self._advance(kind)
+    async def _blocked(self, due: list[tuple[str, int]]) -> bool:
+        """Advance the rings that are due, each by itself; return whether a reader prevented one. Then raise what the
+        server has said to the first one that it refused."""
+        blocked, refused = False, list[tuple[str, psycopg.Error]]()
+        for kind, leaf in due:
+            try:
+                blocked |= not await self._advance(kind)
+            except psycopg.Error as error:
+                if is_loss(error):
+                    raise
+                refused.append((f"a TRUNCATE of leaf {leaf} of history {kind} is refused", error))
+        for said, first in refused:
+            if isinstance(first, psycopg.errors.InsufficientPrivilege) and trigger_of(first) is None:
+                raise first
+            raise Kept(f"{said}: {described(first)}") from first
         return blocked
 
     async def _advance(self, kind: str) -> bool:

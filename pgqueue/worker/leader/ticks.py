@@ -60,8 +60,7 @@ BATCH = 500
 LOOK_SECONDS = 15.0
 NONE_TIMES = 4
 """While there is no schedule at all, the leader's pause is this many times longer: adding the first one notifies."""
-SETTLE_SECONDS, PRUNE_SECONDS = 60.0, 300.0
-PRUNED_MOST = 20_000
+SETTLE_SECONDS = 60.0
 # If a row is locked, it is tried again soon, because most locks end at once. Later it is tried once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # If the database's clock differs by more than this from the expected time, it was set.
@@ -127,7 +126,7 @@ class Ticks:
         self._asked = False
         self._schedules: dict[str, Due] = {}
         self._clock: tuple[datetime, float] = (UNIX_EPOCH, monotonic())
-        self._look_at = self._settle_at = self._prune_at = 0.0
+        self._look_at = self._settle_at = 0.0
         self._told, self._known = 1, 0
         """Number of reported changes, and of those reported before the schedules in memory were read."""
         self._locked = LOCKED_FIRST
@@ -195,13 +194,9 @@ class Ticks:
         known = before[0] > UNIX_EPOCH
         settle = monotonic() >= self._settle_at
         statements = [link.statement("ticks_settle", own=None, notify=False)] if settle else []
-        if prune := monotonic() >= self._prune_at:
-            statements.append(link.statement("ticks_prune", n=PRUNED_MOST))
-        *done, rows = await self._session.run(*statements, link.statement("ticks_read"))
+        *_, rows = await self._session.run(*statements, link.statement("ticks_read"))
         if settle:
             self._settle_at = monotonic() + SETTLE_SECONDS
-        if prune and done[-1][0][0] < PRUNED_MOST:
-            self._prune_at = monotonic() + PRUNE_SECONDS
         self._known = told
         now, found = schedules(rows)
         self._clock = (now, monotonic())

@@ -17,9 +17,11 @@ of a percent of the time, however many jobs wait. It is a duty of the leader, as
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Any
 
+from pgqueue.database.row_errors import require_gone
 from pgqueue.database.sessions import Session
 from pgqueue.plain_text import plural
 from pgqueue.worker.state import WorkerState
@@ -55,17 +57,20 @@ class UnknownTasks:
         self._begun: float | None = None
         """When the walk under way began."""
         self._due = 0.0
+        self._forgotten: Sequence[Any] = (0, 0, None, None)
+        """The answer of `forget_rows` in the last round."""
 
     async def look(self) -> None:
         """Do one round, if it is due."""
         if monotonic() >= self._due:
             await self._round()
+        require_gone("unknown_task", self._forgotten)  # also if no round was due: what it has said still holds
 
     async def _round(self) -> None:
         link, settings, until = self._session.link, self._state.settings, monotonic() + LOOK_SECONDS
         begins = self._after == 0
         forget = link.statement("unknown_tasks_forget", walked=self._walked if begins else None)
-        [[(now, _)]] = await self._session.run(forget)
+        [[(now, *self._forgotten)]] = await self._session.run(forget)
         if begins:
             self._begun = now
         ended, spent = 0, self._session.took

@@ -128,7 +128,7 @@ class Rescue:
             log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
 
     async def strays(self) -> float | None:
-        """Rescue jobs claimed by workers that are already marked dead. Forget dead workers after an hour.
+        """Rescue jobs claimed by workers that are already marked dead.
 
         Answers the seconds until it should come again, if a job was left that may go soon.
         """
@@ -136,7 +136,7 @@ class Rescue:
             return None
         self._again_soon = False
         link = self._session.link
-        found, _ = await self._session.run(link.statement("rescue_strays"), link.statement("rescue_forget"))
+        [found] = await self._session.run(link.statement("rescue_strays"))
         seldom = min(DEAR_SHARE * self._session.took, SELDOM_SECONDS)
         self._strays_at = monotonic() + seldom if seldom > STRAYS_SECONDS else 0.0
         for (worker_id,) in found:

@@ -76,11 +76,12 @@ class Progress:
 
     async def sweep(self) -> None:
         """Delete the rows that are left of jobs that other workers ran: housekeeping."""
-        link = self._late.link
-        _, [(last,)] = await self._late.run(
-            link.statement("progress_sweep", n=SWEPT_MOST),
-            link.statement("progress_sweep_cursors", after=self._swept_to, n=SWEPT_MOST),
-        )
+        await self._late.run(self._late.link.statement("progress_sweep", n=SWEPT_MOST))
+
+    async def sweep_cursors(self) -> None:
+        """The same for the cursors of iterations."""
+        sweep = self._late.link.statement("progress_sweep_cursors", after=self._swept_to, n=SWEPT_MOST)
+        [[(last,)]] = await self._late.run(sweep)
         self._swept_to = last or 0
 
     async def _step(self) -> None:

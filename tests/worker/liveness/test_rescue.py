@@ -20,7 +20,7 @@ from workers import Eyes, Stalls, Taker, until, wait_until, work, workers
 
 import pgqueue
 from pgqueue.client.tasks import task
-from pgqueue.database import grants, migrations
+from pgqueue.database import grants, migrations, statements
 from pgqueue.database.sessions import Link, Session
 from pgqueue.testing import Clock
 from pgqueue.worker.liveness.rescue import BATCH, REPORTS, Rescue
@@ -606,6 +606,7 @@ async def test_strays_of_workers_without_a_row_are_found_and_dead_rows_forgotten
     eyes.do("UPDATE pgqueue.worker SET dead_at = now() - interval '59 minutes' WHERE id = %s", young.worker_id)
     await rescue.strays()
     assert eyes.states() == {"available": 1}
+    eyes.conn.execute(statements.text("pruner_workers", "pgqueue"), {"n": 9})
     ids = {id for (id,) in eyes.all("SELECT id FROM pgqueue.worker")}
     assert ids == {taker.worker_id, young.worker_id}
     await taker.close()
