@@ -493,7 +493,7 @@ CREATE TABLE pgqueue.history_minute (
         least(started, completed, failed, retried, snoozed, cancelled, expired, skipped, interrupted, rescued, n) >= 0
         AND greatest(started, completed, failed, retried, snoozed, cancelled, expired, skipped, interrupted, rescued, n)
             <= 1000000000000
-        AND wait_seconds BETWEEN 0 AND 1e18 AND run_seconds BETWEEN 0 AND 1e18 AND oldest BETWEEN 0 AND 1e18 IS NOT FALSE
+        AND wait_seconds BETWEEN 0 AND 1e18 AND run_seconds BETWEEN 0 AND 1e18 AND oldest BETWEEN -1e18 AND 1e18 IS NOT FALSE
         AND array_position(wait, NULL) IS NULL AND array_position(run, NULL) IS NULL
         AND 0 <= ALL (wait || run) AND 1000000000000 >= ALL (wait || run)),
     CONSTRAINT history_times_are_from_1970_to_9000 CHECK (at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')

@@ -73,10 +73,21 @@ class HistoryFold:
         return int(parts)
 
     async def _narrow(self, error: Exception) -> None:
-        """A part does not fit, as one that was inserted by hand. Fold one by one, and drop the one that fails alone."""
+        """A part does not fit, as one that was inserted by hand. Fold one by one, and drop the one that fails alone.
+
+        If it fails only beside the other statements of a round, it is one of these that was refused.
+        """
         if self._most > 1:
             self._most = 1
+            return
+        link = self._session.link
+        lock = link.statement("history_fold_lock")
+        try:
+            await self._session.run(lock, link.statement("history_fold_parts", n=1, ids=IDS_MOST))
+        except Exception as alone:
+            if not refuses_row(alone):
+                raise
+            await self._session.run(lock, link.statement("history_fold_drop"))
+            log.error("a part of the history cannot be read, and is dropped: %s", described(alone))
         else:
-            link = self._session.link
-            await self._session.run(link.statement("history_fold_lock"), link.statement("history_fold_drop"))
-            log.error("a part of the history cannot be read, and is dropped: %s", described(error))
+            raise error

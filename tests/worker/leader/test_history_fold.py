@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from time import sleep
 from typing import Any
 
@@ -218,6 +219,18 @@ async def test_parts_wait_while_a_trigger_of_the_application_refuses(bench: Benc
     eyes.do("DROP FUNCTION public.refuse() CASCADE")
     await bench.fold.round()
     assert eyes.all(MINUTES) == [("t", 1, 0)]
+
+
+@pytest.mark.promise("F92")
+async def test_no_part_is_dropped_for_what_another_statement_of_the_round_has_met(bench: Bench, eyes: Eyes) -> None:
+    eyes.do("ALTER TABLE pgqueue.history_minute ADD CONSTRAINT no_depth CHECK (state IS NULL)")
+    measure(eyes, ("deep", "available", "slot", 5, True, 30))
+    for n in (1, 2, 3):
+        bench.part()
+        for _ in range(2):
+            with suppress(psycopg.errors.CheckViolation):
+                await bench.fold.round()
+        assert eyes.all(MINUTES) == [("t", n, 0)]
 
 
 @pytest.mark.promise("F92")
