@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -21,7 +22,9 @@ from pgqueue import Job, RetryPolicy
 from pgqueue.admin.health import health
 from pgqueue.admin.queries import status
 from pgqueue.database import migrations, outage
+from pgqueue.database.sessions import ReadOnly
 from pgqueue.worker.liveness.registration import register
+from pgqueue.worker.run.serialization_retries import unable
 
 __all__ = ["accounts"]
 
@@ -231,3 +234,27 @@ async def test_a_worker_whose_dsn_says_so_works_all_the_same(dsn: str, accounts:
         for task in tasks:
             task.enqueue(accounts.conn)
         await until(accounts.done(3))
+
+
+def test_only_what_comes_from_a_session_that_began_read_only_is_given_back() -> None:
+    """However the handler has wrapped it; but not its own error of the same SQLSTATE."""
+
+    def raised(wrap: Callable[[], None]) -> Exception:
+        with pytest.raises(ValueError) as found:
+            wrap()
+        return found.value
+
+    def with_cause() -> None:
+        raise ValueError from ReadOnly()
+
+    def without_cause() -> None:
+        try:
+            raise ReadOnly
+        except psycopg.Error:
+            raise ValueError  # noqa: B904
+
+    began = [ReadOnly(), raised(with_cause), raised(without_cause), ExceptionGroup("two", [ReadOnly(), ReadOnly()])]
+    for error in began:
+        given_back = unable(error)
+        assert given_back is not None and not given_back.spent
+    assert unable(psycopg.errors.ReadOnlySqlTransaction("its own")) is None
