@@ -1452,8 +1452,10 @@ CREATE TABLE pgqueue.schedule (
         AND octet_length(queue) BETWEEN 1 AND 40 AND jsonb_typeof(args) = 'object' AND jsonb_typeof(options) = 'object'),
     -- A next time may be as late as a cron line can say.
     CONSTRAINT schedule_times_are_from_1970_to_9000 CHECK (
-        (next_at BETWEEN '1970-01-01 UTC' AND '9999-12-31 UTC' OR next_at = 'infinity') AND since BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC'
-        AND last_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE AND declared_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE
+        next_at >= '1970-01-01 UTC' AND (next_at < '10000-01-01 UTC' OR next_at = 'infinity') IS NOT FALSE
+        AND since BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC'
+        AND last_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE
+        AND declared_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE
         AND paused_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' IS NOT FALSE)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.schedule IS 'What recurs: when, which task, and its next time.';

@@ -262,7 +262,7 @@ def test_hashes_that_have_expired_are_forgotten(conn: Conn, eyes: Eyes) -> None:
     discarded(conn, eyes)
     eyes.do("UPDATE pgqueue.discarded_key SET expires_at = pgqueue.now() - interval '1 s'")
     kept = discarded(conn, eyes, mail.using(idempotency_key="another"))
-    assert conn.execute(text("pruner_discarded_keys", "pgqueue"), {"n": 10}).fetchall() == [(1,)]
+    assert conn.execute(text("pruner_discarded_keys", "pgqueue"), {"n": 10}).fetchall() == [(1, 0, None, None)]
     conn.commit()
     assert eyes.all("SELECT job_id FROM pgqueue.discarded_key") == [(kept,)]
 

@@ -868,7 +868,7 @@ async def test_rows_of_keys_at_rest_are_forgotten(pacers: Pacers, eyes: Eyes) ->
     )
     pacer = pacers()
     forget = pacer.link.statement("pruner_rates", seconds=3600.0, n=1000)
-    assert await pacer.session.run(forget) == [[(41,)]]
+    assert await pacer.session.run(forget) == [[(41, 0, None, None)]]
     assert eyes.one("SELECT count(*) FROM pgqueue.limiter") == 65
 
 
