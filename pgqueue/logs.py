@@ -8,16 +8,47 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from traceback import print_exc
 from typing import Any
 
-from pgqueue.plain_text import plain_lines
+from pgqueue.plain_text import FOREIGN, plain_lines
 
 # The attributes every record has. All others came with `extra=` and are written as fields.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+_harmless: set[str] = set()
+"""The loggers whose calls raise nothing."""
+
 trace_ids: Callable[[], Mapping[str, str]] | None = None
 """Set by `pgqueue.telemetry.otel`: `trace_id` and `span_id` of the span that is current where a line is logged."""
+
+
+def harmless(*names: str) -> None:
+    """From now on no call of these loggers raises, whatever the application's handlers, filters and factories do.
+
+    A worker logs where an exception would cost it a slot, or a service. What stops a handler passes all the same.
+    """
+    for name in set(names) - _harmless:
+        logger = logging.getLogger(name)
+        _harmless.add(name)
+        vars(logger).update(_log=_quiet(logger._log, frames=1), handle=_quiet(logger.handle))
+
+
+def _quiet(call: Callable[..., None], frames: int = 0) -> Callable[..., None]:
+    """`call`, which says on stderr what it would raise. `frames`: it looks so many frames up for its caller."""
+
+    def quiet(*args: Any, **options: Any) -> None:
+        if frames:
+            options["stacklevel"] = options.get("stacklevel", 1) + frames
+        try:
+            call(*args, **options)
+        except FOREIGN:
+            with suppress(Exception):  # where stderr is closed, too
+                print_exc()
+
+    return quiet
 
 
 class Text(logging.Formatter):

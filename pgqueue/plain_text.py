@@ -8,9 +8,38 @@ thing.
 from __future__ import annotations
 
 import json
-from typing import Any
+from asyncio import CancelledError
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 INDENT = "  "
+FOREIGN = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
+"""What the application's code may raise where it is only asked something. What stops a handler is none of these."""
+
+
+def asked(ask: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
+    """What `ask` answers. If the application's code that it calls raises, whatever that is, `otherwise` answers."""
+    try:
+        return ask()
+    except FOREIGN as broken:
+        return otherwise(broken)
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of the exception's class, even if a metaclass hides it."""
+    return asked(lambda: _exact(type(error).__qualname__), lambda _: "an exception without a name")
+
+
+def said_by(error: BaseException) -> str:
+    """The text of the exception, even if its `__str__` raises."""
+    return asked(lambda: _exact(str(error)), lambda broken: f"(its str() raised {kind_of(broken)})")
+
+
+def _exact(text: str) -> str:
+    """A text of Python's own class: `__str__` may answer one of a class that is derived from it."""
+    return "".join([text])
 
 
 def plain(text: str) -> str:

@@ -140,6 +140,7 @@ async def _serve(
     by = signals.name or "ordered by the supervisor"
     log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
     left = await worker.stop(grace)
+    await worker.run()  # it has ended; raises if a service had failed by then
     if left:
         jobs, are = plural(left, "job was", "jobs were"), "is" if left == 1 else "are"
         log.error("%s still running after %g s and %s given back", jobs, grace, are)

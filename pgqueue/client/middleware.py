@@ -267,7 +267,9 @@ class Hooks:
         for hook in self.on_start:
             try:
                 hook(job)
-            except (Exception, SystemExit):  # Interrupted is not among these: it stops the job, not the hook
+            except BaseException as error:
+                if not isinstance(error, Exception) and job.cancelled:  # it stops the job, not the hook
+                    raise
                 _complain("on_start hook %s failed; job %d (%s) runs all the same", name_of(hook), job)
         begun.context = copy_context()
 
@@ -280,8 +282,6 @@ def declared() -> Hooks:
 def _tell(hook: OnFinish, job: Job, told: JobOutcome) -> None:
     try:
         hook(job, told)
-    except KeyboardInterrupt:
-        raise
     except BaseException:  # an exception that leaves here would cost the worker a slot
         _complain("on_finish hook %s failed; the outcome of job %d (%s) stands", name_of(hook), job)
 
@@ -343,7 +343,7 @@ class _Called:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         if error is not None:
-            if self.decided is not WRITTEN or isinstance(error, KeyboardInterrupt | GeneratorExit):
+            if self.decided is not WRITTEN or isinstance(error, GeneratorExit):
                 return False
             text = "middleware failed when job %d (%s) had been committed; it stays so"
             log.error(text, self.job.id, self.job.task, extra=fields(self.job), exc_info=error)

@@ -108,7 +108,7 @@ def tell(observers: Iterable[Observer], job: Job, outcome: JobOutcome) -> None:
     for observer in observers:
         try:
             observer.finished(job, outcome)
-        except Exception:
+        except BaseException:  # an exception that leaves here would cost the worker a slot
             _complain(observer)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from pgqueue.plain_text import asked
+
 POOLED = "A pooler is in between that cannot do prepared statements: set PGQUEUE_PREPARE=off"
 
 
 def attribute(error: object, name: str) -> object:
     """The value of this attribute; None if there is none, or if it cannot be read."""
-    try:
-        return getattr(error, name, None)
-    except Exception:  # whatever it is: it is asked for only to tell more of another error
-        return None
+    return asked(lambda: getattr(error, name, None), lambda _: None)
 
 
 def said(error: object) -> str:

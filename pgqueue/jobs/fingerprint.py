@@ -11,6 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from types import FrameType
 
+from pgqueue.plain_text import asked
+
 PLACE_MOST, FRAMES_MOST = 200, 2_000
 
 OURS = f"{Path(__file__).parents[1]}{os.sep}"
@@ -37,10 +39,7 @@ def place_of(error: BaseException) -> str | None:
     The first frame below pgqueue's is of the handler, or of what wraps it: its package is the application's, wherever
     it is installed. If there is no frame of the application, the answer is the innermost frame that is not pgqueue's.
     """
-    try:
-        return _place(error)
-    except Exception:  # a class of the application's may answer anything: a failure is described all the same
-        return None
+    return asked(lambda: _place(error), lambda _: None)  # a class of the application's may answer anything
 
 
 def _place(error: BaseException) -> str | None:

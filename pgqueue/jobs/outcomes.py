@@ -22,6 +22,7 @@ from pgqueue.jobs.job import Job, NewJob, fields, own_waits
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
+from pgqueue.plain_text import FOREIGN, asked, kind_of, said_by
 
 log = logging.getLogger("pgqueue")
 
@@ -200,7 +201,7 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
     """
     try:
         return _handed(job, retry, one_kind(what) if raised else what, raised)
-    except Exception as broken:
+    except FOREIGN as broken:
         return undescribed(job, retry, broken)
 
 
@@ -219,15 +220,19 @@ def undescribed(job: Job, retry: RetryPolicy, broken: BaseException) -> Outcome:
 
     Never raises: what leaves the call of a handler takes its slot along.
     """
-    kind = _kind(broken)
+    kind = kind_of(broken)
     text = f"the attempt failed, and its error cannot be described: that raised {kind}"
-    try:
-        log.error("job %d (%s): %s", job.id, job.task, text, extra=fields(job))
-        error = Error(text, job_id=job.id)
-        policy = _policy(job, retry)
-        return _tried(job, Problem("failed", kind, text), lambda: policy.decide(job.attempt, error, job.max_attempts))
-    except Exception:  # a handler of the log, or the retry function: it is not asked again
-        return Failed("error", Problem("failed", kind, text))
+    log.error("job %d (%s): %s", job.id, job.task, text, extra=fields(job))
+    failed = Failed("error", Problem("failed", kind, text))
+    outcome = asked(lambda: _undescribed(job, retry, kind, text), lambda _: failed)
+    return outcome if not job.written or isinstance(outcome, Written | Handed) else Handed(outcome)
+
+
+def _undescribed(job: Job, retry: RetryPolicy, kind: str, text: str) -> Outcome:
+    if job.own_end is not None:  # a second run could do twice what its own COMMIT has kept
+        return _given(job, retry, job.own_end, True)
+    error, policy = Error(text, job_id=job.id), _policy(job, retry)
+    return _tried(job, Problem("failed", kind, text), lambda: policy.decide(job.attempt, error, job.max_attempts))
 
 
 def one_kind(error: object) -> object:
@@ -297,18 +302,18 @@ def completed(value: object) -> Completed | Failed:
         return COMPLETED
     try:
         return Completed(result_json(value))
-    except Exception as error:  # a class of the application's may raise anything
+    except FOREIGN as error:  # a class of the application's may raise anything
         ours = isinstance(error, UnfitResult)
-        why = _said(error) if ours else f": {_kind(error)}: {_said(error)}"
+        why = said_by(error) if ours else f": {kind_of(error)}: {said_by(error)}"
         message = _clean(f"the result cannot be stored{why}", MESSAGE_MOST)
-        return Failed("error", Problem("failed", None if ours else _kind(error), message))
+        return Failed("error", Problem("failed", None if ours else kind_of(error), message))
 
 
 def failed(job: Job, retry: RetryPolicy, error: BaseException) -> Outcome:
     """The outcome of an exception: another attempt as the retry policy says, or the end."""
-    asked = error if isinstance(error, Exception) else RuntimeError(_said(error))
+    shown = error if isinstance(error, Exception) else RuntimeError(said_by(error))
     policy = _policy(job, retry)
-    return _tried(job, problem("failed", error), lambda: policy.decide(job.attempt, asked, job.max_attempts))
+    return _tried(job, problem("failed", error), lambda: policy.decide(job.attempt, shown, job.max_attempts))
 
 
 def _policy(job: Job, retry: RetryPolicy) -> RetryPolicy:
@@ -330,7 +335,7 @@ def misfit(job: Job, retry: RetryPolicy, error: UnfitArguments) -> Outcome:
     In a deployment new code enqueues while old workers still run, so another worker may take them. For an hour after
     the enqueue the job is tried again, and no attempt is spent. Then it fails: such an error does not go away.
     """
-    problem = Problem("failed", InvalidArguments.__name__, _clean(_said(error), MESSAGE_MOST))
+    problem = Problem("failed", InvalidArguments.__name__, _clean(said_by(error), MESSAGE_MOST))
     age = _age(job)
     if age >= UNFIT_SECONDS or isinstance(error, retry.fail_on):
         return Failed("arguments", problem)
@@ -346,7 +351,7 @@ def _age(job: Job) -> float:
 
 def problem(outcome: str, error: BaseException) -> Problem:
     """What the row of the attempt says about an exception."""
-    return Problem(outcome, _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error), _place(error))
+    return Problem(outcome, kind_of(error), _clean(said_by(error), MESSAGE_MOST), _traceback(error), _place(error))
 
 
 def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
@@ -357,14 +362,14 @@ def _again(job: Job, retry: RetryPolicy, ask: Retry) -> Outcome:
     return _tried(job, problem, lambda: policy.wait(job.attempt, ask) if ask.delay is None else ask.delay)
 
 
-def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Outcome:
+def _tried(job: Job, problem: Problem, decide: Callable[[], float | None]) -> Retried | Failed:
     """Another attempt after the delay that `decide` returns, or the end. If `decide` fails, the job ends, too."""
     try:
         delay = decide()
     except BaseException as broken:
         said = "job %d (%s) failed, and its retry function failed, too; it is not retried"
         log.exception(said, job.id, job.task, extra=fields(job))
-        message = _clean(f"{problem.message}; retry function: {_said(broken)}", MESSAGE_MOST)
+        message = _clean(f"{problem.message}; retry function: {said_by(broken)}", MESSAGE_MOST)
         return Failed("error", Problem("failed", problem.error_type, message, place=problem.place))
     return Failed("error", problem) if delay is None else Retried(delay, problem)
 
@@ -406,8 +411,8 @@ def _cause(ask: Retry | Fail) -> tuple[str, str, str | None, str | None]:
     """Type, message, traceback and place of the error that `ask` was raised from; of `ask` itself if there was none."""
     error = ask.__cause__ or ask.__context__
     if error is None:
-        return type(ask).__name__, _clean(_said(ask), MESSAGE_MOST), None, None  # it may have been returned
-    return _kind(error), _clean(_said(error), MESSAGE_MOST), _traceback(error), _place(error)
+        return type(ask).__name__, _clean(said_by(ask), MESSAGE_MOST), None, None  # it may have been returned
+    return kind_of(error), _clean(said_by(error), MESSAGE_MOST), _traceback(error), _place(error)
 
 
 def _place(error: BaseException) -> str | None:
@@ -419,31 +424,16 @@ def _traceback(error: BaseException) -> str | None:
     """The traceback of the error; if it is too long, its middle is cut out."""
     if isinstance(error, InvalidArguments):
         return None
-    try:
-        lines = format_exception(error)
-    except Exception as broken:  # such as SyntaxError with a line that is no text
-        lines = [*format_tb(error.__traceback__), f"{_kind(error)} (cannot be printed: {_kind(broken)})"]
+
+    def unprintable(broken: BaseException) -> list[str]:  # such as SyntaxError with a line that is no text
+        return [*format_tb(error.__traceback__), f"{kind_of(error)} (cannot be printed: {kind_of(broken)})"]
+
+    lines = asked(lambda: format_exception(error), unprintable)
     text = _clean("".join(lines), 1 << 30)
     if len(text) <= TRACEBACK_MOST:
         return text
     half = TRACEBACK_MOST // 2
     return f"{text[:half]}\n… {len(text) - TRACEBACK_MOST} characters left out …\n{text[-half:]}"
-
-
-def _said(error: BaseException) -> str:
-    """The text of the exception, even if its `__str__` is broken."""
-    try:
-        return str(error)
-    except Exception as broken:
-        return f"(its str() raised {_kind(broken)})"
-
-
-def _kind(error: BaseException) -> str:
-    """The name of the exception's class, even if a metaclass hides it."""
-    try:
-        return str(type(error).__qualname__)
-    except Exception:
-        return "an exception without a name"
 
 
 def _clean(text: str, most: int) -> str:

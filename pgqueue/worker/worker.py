@@ -371,7 +371,8 @@ class Worker:
     # Services ---------------------------------------------------------------------------------------------------------
 
     def _serve(self, service: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = self._loop.create_task(service, name=f"pgqueue-{name}")
+        # Not by a task factory of the application: an eager one would begin in the middle of what starts it.
+        task = asyncio.Task(service, loop=self._loop, name=f"pgqueue-{name}")
         self._tasks.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(self._service_ended)
         return task
@@ -386,8 +387,8 @@ class Worker:
         else:
             error = None
         if error is not None and self._ended is not None and not self._ended.done():
-            log.critical("%s failed for good: %s", task.get_name(), one_line(error))
             self._ended.set_exception(error)
+            log.critical("%s failed for good: %s", task.get_name(), one_line(error))
             # Half a worker must not look alive: without heartbeats its jobs are given to others.
             self.quiet()
             self.services.heartbeat.abandon()

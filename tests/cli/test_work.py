@@ -42,6 +42,12 @@ async def until(path: str) -> str:
         await asyncio.sleep(0.01)
     return "finished"
 
+@pgqueue.task(name="until_cancels")
+async def until_cancels(path: str) -> None:
+    await until.fn(path)
+    [task] = [task for task in asyncio.all_tasks() if task.get_name() == "pgqueue-unblocker"]
+    task.cancel()
+
 @pgqueue.task(name="until_blocking")
 async def until_blocking(path: str) -> str:
     pathlib.Path(f"{path}.begun").touch()
@@ -202,6 +208,19 @@ def test_a_signal_lets_the_running_job_finish(
         assert worker.ends() == 0
         assert (jobs(conn, "completed"), jobs(conn, "available")) == (1, 1)
         assert conn.execute("SELECT id FROM pgqueue.worker").fetchall() == []
+
+
+@pytest.mark.promise("F217")
+def test_a_service_that_fails_while_the_worker_stops_is_seen_in_the_exit_code(
+    dsn: str, app: Path, conn: psycopg.Connection[Any]
+) -> None:
+    with busy(dsn, app, "until_cancels") as (worker, file):
+        worker.signal(signal.SIGTERM)
+        worker.says("no more jobs are taken")
+        file.touch()
+        assert worker.ends() == 1
+        assert "pgqueue-unblocker failed for good" in worker.output
+        assert jobs(conn, "completed") == 1
 
 
 @pytest.mark.parametrize("task", ["until", "until_blocking", "until_thread"])

@@ -22,6 +22,7 @@ from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.middleware import Hooks, middleware, on_finish, on_start
 from pgqueue.client.tasks import Task, task
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job, current_job, running_job
 from pgqueue.jobs.outcomes import (
@@ -489,16 +490,18 @@ async def test_jobs_whose_handler_never_started_are_not_told(dsn: str, eyes: Eye
     assert order == []
 
 
+@pytest.mark.promise("F216")
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException])
 async def test_what_a_hook_raises_is_logged_with_its_name_and_changes_nothing(
-    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+    kind: type[BaseException], dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
 ) -> None:
     @on_start
     def broken_start(job: Job) -> None:
-        raise SystemExit(3)
+        raise kind
 
     @on_finish
     def broken_finish(job: Job, outcome: JobOutcome) -> None:
-        raise asyncio.CancelledError
+        raise kind
 
     declare_ends()
     enqueue(dsn, on_loop.new(1), in_thread.new(1), on_loop.new(2), in_thread.new(2))
@@ -560,7 +563,9 @@ def test_a_handler_called_again_within_its_attempt_is_one_start_and_one_end() ->
     assert not made._begun
 
 
-def test_one_that_is_stopped_in_the_middle_of_its_hooks_was_started() -> None:
+def test_one_that_is_stopped_in_the_middle_of_its_hooks_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobContext, "stopping", lambda self, job: True)
+
     @on_start
     def is_interrupted(job: Job) -> None:
         raise Interrupted

@@ -642,6 +642,7 @@ async def test_half_a_worker_gives_no_sign_of_life_and_another_runs_its_jobs(dsn
             assert eyes.all("SELECT DISTINCT worker_id FROM pgqueue.job_done") == [(other.worker_id,)]
 
 
+@pytest.mark.promise("F217")
 @pytest.mark.parametrize("service", ["fetcher", "completer", "notifier", "promotion"])
 async def test_a_service_that_the_application_cancels_ends_the_worker(
     service: str, dsn: str, caplog: pytest.LogCaptureFixture

@@ -3,6 +3,16 @@
 For each job: find the task, decode the arguments, call the handler, turn the result or exception into an Outcome, hand
 that to the completer. Nothing here does I/O. The fetcher fills `offer`, the completer empties `finish`.
 
+Why each slot comes back, and each job that has started gets an outcome:
+
+1. A run has its slot until `group.end`, or until `group.take` answers None. A run on the loop then names no job any
+   more. One in a thread returns.
+2. Whatever else ends a task on the loop, `_run_ended` is called, as the loop promises. If the run still names a job,
+   its slot is given back. If the job has no outcome yet, so that it is still listed, it has failed.
+3. `_run_in_thread` catches whatever else ends its work in a thread, and does the same.
+4. So no exception of a handler, of what wraps it, of a hook or of an exception's own code is caught by its kind. Only
+   CancelledError and GeneratorExit that the loop or this worker has sent pass: `_sent` tells them.
+
 Speed is the absence of work per job. A *run* is one task on the loop, or one thread. As soon as it has finished a job,
 it takes the next one, as long as its turn lasts. So a handler that never waits costs no task object and no turn of the
 loop. A handler gets a clean context: a run is not used again after a handler has changed its context.
@@ -18,13 +28,15 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
+from pgqueue import logs
 from pgqueue.client.tasks import Task
 from pgqueue.database import forks
 from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.job import Job, fields, running_job, unfit_of
 from pgqueue.jobs.outcomes import COMPLETED, RELEASED, Outcome, given, interrupted, undescribed, unfit
+from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.run.forked_child import end_child
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
@@ -32,6 +44,8 @@ from pgqueue.worker.run.serialization_retries import SerializationRetries, abort
 from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.run.threads import Threads
 from pgqueue.worker.run.timeouts import Timeouts
+
+T = TypeVar("T")
 
 log = logging.getLogger("pgqueue")
 
@@ -57,6 +71,7 @@ class Executor:
         finish: Callable[[Job, Outcome], None],
         slots_freed: Callable[[], None],
     ) -> None:
+        logs.harmless("pgqueue", "pgqueue.job")
         self._running = running
         self._timeouts = Timeouts(tasks, runs=running.is_running, interrupt=self.interrupt, abandon=self.abandon)
         self._finish, self._low = finish, slots_freed
@@ -207,23 +222,39 @@ class Executor:
                 self._running.runs[job.id] = run = Run(job)
                 self._runs.add(run)
                 if task.is_async:
-                    run.task = self._loop.create_task(self._run(group, run, job, task), context=self._context.copy())
-                    run.task.add_done_callback(partial(self._run_ended, group, run))
+                    run.task = self._task(self._run(group, run, job, task))
+                    run.task.add_done_callback(partial(self._run_ended, group, run, task.retry))
                     # This run may work off all waiting jobs in its turn; more runs are started only if it waits.
                     self._dispatch_soon()
                     break
                 run.lock = threading.Lock()
                 self._threads.start(group, run, task, done=partial(self._thread_done, group, run))
 
-    def _run_ended(self, group: SlotGroup, run: Run, task: asyncio.Task[None]) -> None:
+    def _task(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task in a clean context. Not by the loop's task factory, which the application may have set: an eager one
+        would run handlers in the middle of a dispatch, and one of the old form takes no context."""
+        return asyncio.Task(call, loop=self._loop, context=self._context.copy())
+
+    def _run_ended(self, group: SlotGroup, run: Run, retry: RetryPolicy, task: asyncio.Task[None]) -> None:
         self._run_gone(run)
-        job = run.job
-        # Cancelled before its first step: its handler has not seen the job.
-        if task.cancelled() and job is not None and self._running.runs.get(job.id) is run:
-            self._finish(job, RELEASED if run.stop_outcome is None else run.stop_outcome[1])
+        if (job := run.job) is None:  # it has ended as a run ends
+            return
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        # If it was cancelled from outside, that was before its first step: its handler has not seen the job.
+        released = task.cancelled() and task.cancelling() > 0
+        outcome = RELEASED if error is None or released else undescribed(job, retry, error)
+        self._end_without_outcome(group, run, job, outcome)
+        self._slot_freed(group)
+
+    def _end_without_outcome(self, group: SlotGroup, run: Run, job: Job, outcome: Outcome) -> None:
+        """A run that did not end as it should gives back its slot. Its job ends with this outcome if it has none."""
+        try:
+            if not run.lost and self._running.runs.get(job.id) is run:
+                self._finish(job, run.instead_of(outcome))
+        finally:
             self._forget(job, run)
+            run.job = None
             group.end(0.0)
-            self._slot_freed(group)
 
     def _slot_lost(self, job: Job) -> None:
         self._running.lost += 1
@@ -276,9 +307,9 @@ class Executor:
             job.began = started = perf_counter()
             try:
                 outcome = await self._call(job, task)
-            except (GeneratorExit, asyncio.CancelledError):  # the loop closes this coroutine; it was to run again
-                raise
             except BaseException as error:
+                if self._sent(me, error):
+                    raise
                 outcome = undescribed(job, task.retry, error)
             now = perf_counter()
             job.ran = ran = now - started
@@ -286,22 +317,19 @@ class Executor:
                 if not run.lost:
                     self._finish(job, run.instead_of(outcome))
                     self._forget(job, run)
-                group.end(ran)
-                self._slot_freed(group)
-                return
+                break
             finish(job, outcome)
             if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
                 del running[job.id]
             try:
                 changed = contextvars.copy_context() != clean
-            except Exception:  # values of the application are compared, and some cannot be
+            except BaseException:  # values of the application are compared, and some cannot be
                 changed = True
             if changed or now > self._turn_ends or me.cancelling():
-                group.end(ran)
-                self._slot_freed(group)
-                return
+                break
             entry = group.take(True, ran)
             if entry is None:
+                run.job = None
                 self._slot_freed(group)
                 return
             job, task = entry
@@ -309,6 +337,16 @@ class Executor:
             running[job.id] = run
             if len(group.waiting) == group.prefetch // 2:
                 self._low()
+        run.job = None
+        group.end(ran)
+        self._slot_freed(group)
+
+    def _sent(self, me: asyncio.Task[None], error: BaseException) -> bool:
+        """Whether the loop or this worker has sent this to the task of a run: it cancels the task, or closes its
+        coroutine, which is then in no step of the task."""
+        if isinstance(error, asyncio.CancelledError):
+            return me.cancelling() > 0
+        return isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is not me
 
     async def _call(self, job: Job, task: Task[..., Any]) -> Outcome:
         if forks.depth != self._forks:
@@ -323,24 +361,36 @@ class Executor:
             if forks.depth != self._forks:
                 end_child(self._forks, job)
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
-        except asyncio.CancelledError as error:
-            end_child(self._forks, job, error)
-            self._job_context.raised(job)
-            # Only a shutdown gives a job back: a job that cancels itself would come back at once, for ever.
-            gives_back = self._running.cancelled and job.own_end is None
-            return STOPPED if gives_back else given(job, task.retry, error, raised=True)
         except BaseException as error:
-            end_child(self._forks, job, error)
-            if isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is None:
+            if type(error) is GeneratorExit and self._running.on_loop(asyncio.current_task(self._loop)) is not job:
                 raise  # not of the handler: the loop closes this coroutine
-            self._job_context.raised(job)
-            if job.own_end is not None or not aborted(task.retry, error, job.session_lost):
-                return given(job, task.retry, unable(error) or error, raised=True)
+            outcome = self._raised(job, task, error)
+            if outcome is not None:
+                return outcome
             abort = error
         finally:
             running_job.reset(token)
             job.context = self._ended_context
         return await self._again(job, task, abort)
+
+    def _raised(self, job: Job, task: Task[..., Any], error: BaseException) -> Outcome | None:
+        """The outcome of a handler that raised this; None: the database has aborted it, so it may run again.
+
+        The exception may raise another one at each look. Then the attempt has failed."""
+        end_child(self._forks, job, error)
+        try:
+            self._job_context.raised(job)
+            if job.own_end is None and task.is_async and issubclass(type(error), asyncio.CancelledError):
+                # Only a shutdown gives a job back: a job that cancels itself would come back at once, for ever.
+                return STOPPED if self._running.cancelled else given(job, task.retry, error, raised=True)
+            ends = job.own_end is not None or self._loop.is_closed()
+            if not ends and aborted(task.retry, error, job.session_lost):
+                return None
+            return given(job, task.retry, unable(error) or error, raised=True)
+        except Interrupted:  # `stop_outcome` says how the job ends
+            raise
+        except BaseException as broken:
+            return undescribed(job, task.retry, broken)
 
     async def _again(self, job: Job, task: Task[..., Any], abort: BaseException) -> Outcome:
         """Run the job once more, after a pause, as if it had not run; or answer how it ends."""
@@ -353,7 +403,7 @@ class Executor:
             return ended
         self._job_context.anew(job)
         job.session_lost = False
-        called = self._loop.create_task(self._call(job, task), context=self._context.copy())
+        called = self._task(self._call(job, task))
         if (run := self._running.run_of(job)) is not None:
             run.again = called
         return await called
@@ -364,27 +414,32 @@ class Executor:
         """Run this job, then waiting ones, until none is left; False if an exception was raised in this thread from
         outside."""
         me, job = threading.get_ident(), run.job
-        while job is not None:
-            job.began = started = perf_counter()
-            outcome = self._call_thread(run, me, job, task)
-            job.ran = ran = perf_counter() - started
-            if run.stopped:
-                if not run.lost:
-                    self._finish(job, outcome)
-                    self._forget(job, run)
-                group.end(ran)
-                return False
-            self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
-            self._forget(job, run)
-            entry = group.take(False, ran)
-            if entry is None:
-                break
-            job, task = entry
-            run.job = job
-            self._running.runs[job.id] = run
-            if len(group.waiting) == group.prefetch // 2:
-                self._threads.call_loop(self._low)
-        return True
+        assert job is not None
+        try:
+            while True:
+                job.began = started = perf_counter()
+                outcome = self._call_thread(run, me, job, task)
+                job.ran = ran = perf_counter() - started
+                if run.stopped:
+                    if not run.lost:
+                        self._finish(job, outcome)
+                        self._forget(job, run)
+                    break
+                self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
+                self._forget(job, run)
+                entry = group.take(False, ran)
+                if entry is None:
+                    return True
+                job, task = entry
+                run.job = job
+                self._running.runs[job.id] = run
+                if len(group.waiting) == group.prefetch // 2:
+                    self._threads.call_loop(self._low)
+        except BaseException as error:
+            self._end_without_outcome(group, run, job, undescribed(job, task.retry, error))
+            return False
+        group.end(ran)
+        return False
 
     def _thread_done(self, group: SlotGroup, run: Run) -> None:
         self._run_gone(run)
@@ -427,14 +482,10 @@ class Executor:
             return COMPLETED if value is None and job.successors is None else given(job, task.retry, value)
         except Interrupted:
             raise
-        except (
-            BaseException
-        ) as error:  # no caller in this thread would catch it: an exception that leaves here takes a slot with it
-            end_child(self._forks, job, error)
-            self._job_context.raised(job)
-            ends = self._loop.is_closed() or job.own_end is not None
-            if ends or not aborted(task.retry, error, job.session_lost):
-                return given(job, task.retry, unable(error) or error, raised=True)
+        except BaseException as error:
+            outcome = self._raised(job, task, error)
+            if outcome is not None:
+                return outcome
             abort = error
         finally:
             job.context = self._ended_context

@@ -14,6 +14,7 @@ The exit code says how it came out: 0 returned, 1 raised, 130 KeyboardInterrupt,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pgqueue.client.middleware import Handler, Layer
@@ -72,8 +73,10 @@ def end_child(depth: int, job: Job, error: BaseException | None = None) -> None:
     """End this process if it was forked since `depth`, so by the handler of this job."""
     if forks.depth == depth:
         return
-    code = _code(error)
-    raised = None if error is None or isinstance(error, SystemExit) else problem("failed", error).traceback
+    code, raised = RAISED, None
+    with suppress(BaseException):  # whatever the exception does when it is looked at: the child ends
+        code = _code(error)
+        raised = None if error is None or isinstance(error, SystemExit) else problem("failed", error).traceback
     forks.end(code, f"the handler of job {job.id} ({job.task}) has forked it, and it has come out of it", raised or "")
 
 

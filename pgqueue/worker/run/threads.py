@@ -150,9 +150,13 @@ class Threads:
         self.call_loop(self._come, number)
         while (message := self._inbox.get()) is not None:
             args, done = message
-            if not self._work(*args):
-                return self.call_loop(self._gone, number, done)
-            self.call_loop(self._freed, done)
+            again = False
+            try:
+                again = self._work(*args)
+            finally:  # whatever ends it: its slot is given back
+                self.call_loop(*((self._freed, done) if again else (self._gone, number, done)))
+            if not again:
+                return
 
     def _freed(self, done: Callable[[], None]) -> None:
         self._free()

@@ -152,10 +152,10 @@ class Timeouts:
         if interrupted:
             self._abandon(job)
             return
+        heapq.heappush(self._heap, (monotonic() + GRACE, number, job, task, timeout, True))
         if self._interrupt(job.id, timed_out(job, task.retry, timeout)):
             message = "job %d (%s) runs longer than %g s and is being stopped"
             log.info(message, job.id, job.task, timeout, extra=fields(job))
-        heapq.heappush(self._heap, (monotonic() + GRACE, number, job, task, timeout, True))
 
 
 def _timeout(job: Job, task: Task[..., Any]) -> float | None:

@@ -263,6 +263,45 @@ class OfNoName(Exception, metaclass=Nameless):
     pass
 
 
+class Classless(Exception):
+    @property
+    def __class__(self) -> Any:
+        raise KeyboardInterrupt
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None: ...
+
+
+class Slippery(str):
+    """A text of which nothing can be taken."""
+
+    def __getitem__(self, key: object) -> str:
+        raise KeyboardInterrupt
+
+    def replace(self, *args: Any) -> str:
+        raise GeneratorExit
+
+
+class Slips(Exception):
+    def __str__(self) -> str:
+        return Slippery("slips")
+
+
+def telling(answer: BaseException) -> Exception:
+    """An exception that raises another one when its text or its SQLSTATE is asked for."""
+
+    def ask(self: object) -> Any:
+        raise answer
+
+    kind: type[Exception] = type("Telling", (Exception,), {"__str__": ask, "sqlstate": property(ask)})
+    return kind("hidden")
+
+
+def caused(error: BaseException, by: BaseException) -> BaseException:
+    error.__cause__ = by
+    return error
+
+
 def raising(error: Callable[[], BaseException], kind: str) -> Callable[..., Any]:
     def handler() -> None:
         raise error()
@@ -292,11 +331,19 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "a group of those": lambda: BaseExceptionGroup("many", [Hides("all"), KeyboardInterrupt()]),
     "StopIteration": lambda: StopIteration(1),
     "StopAsyncIteration": lambda: StopAsyncIteration(1),
+    "its text raises GeneratorExit": lambda: telling(GeneratorExit()),
+    "its text raises CancelledError": lambda: telling(asyncio.CancelledError()),
+    "its text raises itself": lambda: telling(Other("again")),
+    "its cause raises": lambda: caused(RuntimeError("outer"), telling(GeneratorExit())),
+    "a member raises": lambda: ExceptionGroup("many", [ValueError("one"), telling(GeneratorExit())]),
+    "the cause of Retry raises": lambda: caused(pgqueue.Retry(1), telling(asyncio.CancelledError())),
+    "Classless": lambda: Classless("x"),
+    "Slips": lambda: Slips("x"),
     "InvalidArguments": lambda: pgqueue.InvalidArguments("ours, but from the handler"),
 }
 
 
-@pytest.mark.promise("F48")
+@pytest.mark.promise("F48", "F215")
 @pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["async", "sync"])
 @pytest.mark.parametrize("name", ERRORS)
@@ -304,13 +351,61 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt_and_the_slot_is_fre
     bench = Bench(made(raising(ERRORS[name], kind), "bad"), plain, adds_in_thread, slots=1)
     outcome = await bench.run("bad")
     assert isinstance(outcome, Retried | Failed), outcome
-    assert outcome.problem.outcome == "failed"
+    assert outcome.problem.outcome in ("failed", "retried")
     (outcome.problem.message or "").encode()  # what PostgreSQL can store
     assert "\0" not in (outcome.problem.message or "") + (outcome.problem.traceback or "")
     assert await bench.run(plain) is COMPLETED
     assert await bench.run(adds_in_thread, args='{"a":1}') == Completed("2")
     await bench.until(lambda: bench.pool.running == 0)
     assert not bench.executor._running.runs
+
+
+@pytest.mark.promise("F216")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("error", [ValueError, GeneratorExit, asyncio.CancelledError])
+async def test_whatever_ends_a_run_gives_back_its_slot_and_its_job_has_failed(
+    error: type[BaseException], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of ours stands for all that was not thought of: the end of the task, or of the call, counts."""
+    bench = Bench(plain, adds_in_thread, slots=1)
+    name, args = ("executor.plain", "{}") if kind == "async" else ("executor.adds_in_thread", '{"a": 1}')
+    real, broken = bench.executor._finish, [error()]
+
+    def finish(job: Job, outcome: Outcome) -> None:
+        if broken:
+            raise broken.pop()
+        real(job, outcome)
+
+    monkeypatch.setattr(bench.executor, "_finish", finish)
+    outcome = await bench.run(name, args=args)
+    assert isinstance(outcome, Retried) and outcome.problem.error_type == error.__name__
+    assert await bench.run(name, args=args) in (COMPLETED, Completed("2"))
+    await asyncio.wait_for(bench.executor.idle(), 10)
+    await bench.until(lambda: bench.pool.running == 0)
+
+
+def of_the_old_form(loop: asyncio.AbstractEventLoop, call: Any) -> Any:
+    return asyncio.Task(call, loop=loop)
+
+
+@pytest.mark.promise("F216")
+@pytest.mark.parametrize("factory", [of_the_old_form, getattr(asyncio, "eager_task_factory", None)])
+async def test_a_task_factory_of_the_application_keeps_no_job_waiting(factory: Any) -> None:
+    if factory is None:
+        pytest.skip("tasks that start eagerly came with Python 3.12")
+
+    async def waits() -> str:
+        await asyncio.sleep(0.001)
+        return setting.get()
+
+    bench = Bench(made(waits, "waits"), plain, slots=2)
+    asyncio.get_running_loop().set_task_factory(factory)
+    try:
+        jobs = [*bench.offer("waits", 3), *bench.offer(plain, 3)]
+        outcomes = [await bench.outcome(job) for job in jobs]
+    finally:
+        asyncio.get_running_loop().set_task_factory(None)
+    assert outcomes == [Completed('"clean"')] * 3 + [COMPLETED] * 3
 
 
 @pytest.mark.promise("F48")

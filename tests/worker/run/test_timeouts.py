@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from datetime import timedelta
@@ -36,6 +37,35 @@ def slow(seconds: float) -> None:
 
 async def slow_async(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+
+class Away(logging.Handler):
+    """A handler of the application's whose collector is away, and that does not say so by `handleError`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ConnectionError("collector away")
+
+
+@pytest.mark.promise("F216")
+async def test_a_handler_of_the_log_that_raises_keeps_no_job_from_its_timeout(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(made(slow, "slow", timeout=0.1), made(slow_async, "slow_async", timeout=0.1), slots=2)
+    logger, away = logging.getLogger("pgqueue"), Away()
+    caplog.set_level(logging.INFO, "pgqueue")
+    logger.addHandler(away)
+    try:
+        for _ in range(2):
+            jobs = [*bench.offer("slow", args='{"seconds": 30}'), *bench.offer("slow_async", args='{"seconds": 30}')]
+            for job in jobs:
+                outcome = await bench.outcome(job)
+                assert isinstance(outcome, Retried) and outcome.problem.outcome == "timeout"
+        logger.info("from here")
+    finally:
+        logger.removeHandler(away)
+    assert "ConnectionError: collector away" in capsys.readouterr().err
+    logger.info("from here")  # what it says of its caller is right
+    assert caplog.records[-1].filename == "test_timeouts.py" and "from here" in caplog.text
 
 
 @pytest.mark.parametrize("handler", [slow, slow_async])
