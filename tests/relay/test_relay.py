@@ -616,8 +616,8 @@ async def test_nothing_is_delivered_from_or_to_a_database_that_is_read_only(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND application_name LIKE 'pgqueue relay%'"
         )
+        sides.stage("meanwhile")  # a relay with nothing to deliver does not miss the target
         await eventually(lambda: "the database is read only" in caplog.text)
-        sides.stage("meanwhile")
         assert f"is on in the {which}" in caplog.text
         assert (sides.delivered(), sides.left()) == (["before"], 1)
         side.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only".encode())
