@@ -41,7 +41,7 @@ GRANT SELECT, UPDATE ON pgqueue.key_rate TO :"role";
 GRANT USAGE ON TYPE pgqueue.keyed_job TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text, text, text),
-    pgqueue.is_out_of_place(smallint, smallint, timestamptz, timestamptz, smallint, smallint, smallint, boolean),
+    pgqueue.is_out_of_place(smallint, smallint, timestamptz, smallint, smallint, smallint, boolean),
     pgqueue.refuse_lane(smallint, smallint),
     pgqueue.enqueue_replacing(pgqueue.keyed_job[]), pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint),
     pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),

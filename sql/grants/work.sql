@@ -49,7 +49,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.schedule, pgqueue.tick, pgqueue.
 GRANT USAGE ON TYPE pgqueue.keyed_job TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text, text, text),
-    pgqueue.is_out_of_place(smallint, smallint, timestamptz, timestamptz, smallint, smallint, smallint, boolean),
+    pgqueue.is_out_of_place(smallint, smallint, timestamptz, smallint, smallint, smallint, boolean),
     pgqueue.refuse_lane(smallint, smallint),
     pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.enqueue_replacing(pgqueue.keyed_job[]),
     pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint),

@@ -23,6 +23,13 @@
 
 CREATE SCHEMA IF NOT EXISTS pgqueue;
 
+-- A partitioned table cannot be made while the default tablespace has the name of the database's own, which is the same.
+DO $$
+BEGIN
+    PERFORM set_config('default_tablespace', '', true) FROM pg_database d JOIN pg_tablespace t ON t.oid = d.dattablespace
+    WHERE d.datname = current_database() AND t.spcname = current_setting('default_tablespace');
+END $$;
+
 CREATE TABLE pgqueue.migration (
     version    integer     PRIMARY KEY,
     name       text        NOT NULL,
@@ -179,8 +186,7 @@ CREATE TABLE pgqueue.job_available PARTITION OF pgqueue.job (
     CONSTRAINT job_available_is_ready CHECK (
         priority BETWEEN 0 AND 9 AND pos > 0 AND octet_length(queue) BETWEEN 1 AND 40
         AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL
-        AND (rank / 2 = priority OR rank < 0 OR rank = 11) AND run_at < 'infinity'
-        AND (lock_key IS NULL AND limit_key IS NULL AND rate_key IS NULL
+        AND run_at < 'infinity' AND (coalesce(lock_key, limit_key, rate_key) IS NULL
              OR pgqueue.keys_can_be(lock_key, lock_limit, on_locked, limit_key, rate_key)))
 ) FOR VALUES IN ('available');
 CREATE UNIQUE INDEX job_available_id ON pgqueue.job_available (id);
@@ -274,28 +280,29 @@ ALTER TABLE pgqueue.job_done      ALTER pos DROP DEFAULT;
 ALTER TABLE pgqueue.job_dead      ALTER pos DROP DEFAULT;
 ALTER TABLE pgqueue.job_running ALTER hold_pos SET DEFAULT nextval('pgqueue.job_hold_seq');
 
--- The front, and the lanes of poison jobs, are for jobs that had been taken, or hold a key.
 CREATE FUNCTION pgqueue.refuse_lane(rank smallint, priority smallint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'pgqueue: rank % is not that of priority %, and this job was never taken', rank, priority
+    RAISE EXCEPTION 'pgqueue: rank % is no lane for this job of priority %', rank, priority
         USING ERRCODE = 'check_violation', HINT = 'Leave out the rank: it follows from the priority.';
 END $$;
 
 -- Whether a row that came into `available` belongs elsewhere: it has a priority and no lane, or has to wait. It asks the
--- clock only for a job that was never taken, and was to wait when it was enqueued. A lane that is not that of its
--- priority is refused. No column tells a job that was given back before it started. There it counts whether the inserting
--- role may say what a job holds, as only workers and operators may.
+-- clock only for a job that was never taken.
+--
+-- A lane that is not that of its priority is refused. The front, and the lanes of poison jobs, are for jobs that had been
+-- taken, or hold a key. No column tells a job that was given back before it started. There it counts whether the
+-- inserting role may say what a job holds, as only workers and operators may.
 --
 -- It is parsed in the session that inserts, by its search_path. So each operator and function has its full name. And it is
 -- one expression: promotion pays for it.
 CREATE FUNCTION pgqueue.is_out_of_place(
-    rank smallint, priority smallint, enqueued_at timestamptz, run_at timestamptz, attempt smallint, crashes smallint,
-    snoozes smallint, holds boolean
+    rank smallint, priority smallint, run_at timestamptz, attempt smallint, crashes smallint, snoozes smallint, holds boolean
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN rank OPERATOR(pg_catalog.=) 11 AND priority OPERATOR(pg_catalog.<>) 5
+        OR rank OPERATOR(pg_catalog.>=) 0 AND (rank OPERATOR(pg_catalog./) 2 OPERATOR(pg_catalog.<>) priority) AND pgqueue.refuse_lane(rank, priority)
         OR attempt OPERATOR(pg_catalog.<=) 0 AND crashes OPERATOR(pg_catalog.<=) 0 AND snoozes OPERATOR(pg_catalog.<=) 0 AND NOT holds
-        AND (run_at OPERATOR(pg_catalog.>) enqueued_at AND run_at OPERATOR(pg_catalog.>) pgqueue.now()
+        AND (run_at OPERATOR(pg_catalog.>) pgqueue.now()
              OR (rank OPERATOR(pg_catalog.<>) (2 OPERATOR(pg_catalog.*) priority OPERATOR(pg_catalog.+) 1))
              AND NOT pg_catalog.has_column_privilege(
                  'pgqueue.job_available'::pg_catalog.text, 'holds'::pg_catalog.text, 'INSERT'::pg_catalog.text)
@@ -311,8 +318,8 @@ COMMENT ON FUNCTION pgqueue.is_out_of_place IS
 -- clock says there: nothing fires. No row of our own statements is moved.
 --
 -- AFTER: a trigger before the insert would take the batches of COPY. FOR EACH ROW: one for each statement has to be
--- given all its rows, and would not hear of statements that name `job`. A condition is read anew by each statement, so
--- it has few words.
+-- given all its rows, and would not hear of statements that name `job`. Each statement reads checks and conditions anew, at
+-- 1 us a word: so what concerns few rows stands in a function.
 CREATE FUNCTION pgqueue.put_in_place() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -339,7 +346,7 @@ COMMENT ON FUNCTION pgqueue.put_in_place IS
     'Where a job goes whose INSERT named a priority and no rank, or a time to come and no state.';
 CREATE TRIGGER put_in_place AFTER INSERT ON pgqueue.job_available FOR EACH ROW
     WHEN ((NEW.rank <> 2 * NEW.priority + 1 OR NEW.run_at > NEW.enqueued_at) AND pgqueue.is_out_of_place(
-        NEW.rank, NEW.priority, NEW.enqueued_at, NEW.run_at, NEW.attempt, NEW.crashes, NEW.snoozes, NEW.holds))
+        NEW.rank, NEW.priority, NEW.run_at, NEW.attempt, NEW.crashes, NEW.snoozes, NEW.holds))
     EXECUTE FUNCTION pgqueue.put_in_place();
 
 

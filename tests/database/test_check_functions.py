@@ -66,8 +66,7 @@ def hostile(conn: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
 
 def test_every_function_of_a_check_a_default_a_trigger_or_an_index_is_tried_here(conn: psycopg.Connection[Any]) -> None:
     assert [name for (name,) in conn.execute(CALLED.encode())] == [
-        "pgqueue.is_out_of_place(smallint,smallint,timestamp with time zone,timestamp with time zone,"
-        "smallint,smallint,smallint,boolean)",
+        "pgqueue.is_out_of_place(smallint,smallint,timestamp with time zone,smallint,smallint,smallint,boolean)",
         "pgqueue.keys_can_be(text,integer,text,text,text)",
         "pgqueue.now()",
         "pgqueue.put_in_place()",
