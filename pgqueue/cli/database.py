@@ -29,7 +29,8 @@ def connected(command: str, *, check: bool = True, needs: Needs = "operate") -> 
     import psycopg
 
     settings = config()
-    with psycopg.connect(conninfo(settings), autocommit=True, application_name=f"pgqueue {command}") as conn:
+    how: dict[str, Any] = {"autocommit": True, "client_encoding": "utf8"}
+    with psycopg.connect(conninfo(settings), application_name=f"pgqueue {command}", **how) as conn:
         # Behind a transaction pooler a prepared statement may be sent to another session, which does not have it.
         conn.prepare_threshold = None
         try:

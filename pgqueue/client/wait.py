@@ -138,6 +138,7 @@ class Wait:
         return {
             "autocommit": True,
             "prepare_threshold": None,
+            "client_encoding": "utf8",
             "connect_timeout": int(max(2.0, min(ANSWER_SECONDS, self.left()))),
             "fallback_application_name": "pgqueue result",
         }

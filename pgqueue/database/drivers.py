@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgqueue.config import config
+from pgqueue.database.client_encoding import utf8
 from pgqueue.database.foreign_errors import said
 from pgqueue.database.notify_queue import is_full, silent
 from pgqueue.database.statements import Row, Statement
@@ -138,7 +139,7 @@ def _prepared(options: dict[str, Any], connect: Callable[..., Any]) -> dict[str,
     known = [name for name in inspect.signature(connect).parameters if name not in ("conninfo", "kwargs")]
     if unknown := options.keys() - words - set(known):
         raise no_option("connect", unknown, [*known, *sorted(words)])
-    return options if config().prepare else {"prepare_threshold": None, **options}
+    return {"client_encoding": "utf8"} | ({} if config().prepare else {"prepare_threshold": None}) | options
 
 
 def check_connection(conn: object) -> None:
@@ -237,19 +238,15 @@ def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
 
 def _psycopg(conn: Any, sql: str, params: Params) -> list[Row]:
     cursor = conn.cursor(row_factory=_tuples)
-    if is_raw(cursor.__class__):
-        cursor.execute(*numbered(sql, params))
-    else:
-        cursor.execute(sql, params)
+    asked, values = numbered(sql, params) if is_raw(cursor.__class__) else (sql, params)
+    cursor.execute(utf8(cursor, asked), values)
     return list(cursor.fetchall())
 
 
 async def _psycopg_async(conn: Any, sql: str, params: Params) -> list[Row]:
     cursor = conn.cursor(row_factory=_tuples)
-    if is_raw(cursor.__class__):
-        await cursor.execute(*numbered(sql, params))
-    else:
-        await cursor.execute(sql, params)
+    asked, values = numbered(sql, params) if is_raw(cursor.__class__) else (sql, params)
+    await cursor.execute(utf8(cursor, asked), values)
     return list(await cursor.fetchall())
 
 

@@ -33,6 +33,7 @@ from psycopg.rows import tuple_row
 
 from pgqueue import config
 from pgqueue.database import embedded
+from pgqueue.database.client_encoding import utf8
 from pgqueue.database.grants import Needs, lacks
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import in_schema, sql_directory, text
@@ -371,6 +372,8 @@ def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_time
             # With REPEATABLE READ as the role's default we would not see what the process before us has done.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         _set(cursor, lock_timeout=wait, statement_timeout=0)
+        if conn.info.server_version >= 170_000:
+            _set(cursor, transaction_timeout=0)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
         if any(row.version == file.version for row in _read_ours(conn, schema, line)):
             return False
@@ -497,7 +500,8 @@ def _connected(target: str | Connection) -> Iterator[Connection]:
     if not isinstance(target, str):
         raise InvalidOption(f"migrate: target is a DSN or a connection of psycopg, not {type(target).__qualname__}")
     dsn = embedded.resolve(config.normalize(target))
-    with psycopg.connect(dsn, autocommit=True, application_name="pgqueue migrate", row_factory=tuple_row) as conn:
+    how: dict[str, Any] = {"autocommit": True, "application_name": "pgqueue migrate", "client_encoding": "utf8"}
+    with psycopg.connect(dsn, row_factory=tuple_row, **how) as conn:
         yield conn
 
 
@@ -515,7 +519,9 @@ def _check_server(conn: Connection) -> None:
 
 def _cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
     """A plain cursor, even if the caller's connection makes other kinds of rows and cursors."""
-    return psycopg.Cursor(conn, row_factory=tuple_row)
+    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    utf8(cursor, "")
+    return cursor
 
 
 def _set(cursor: psycopg.Cursor[tuple[Any, ...]], **seconds: float) -> None:

@@ -50,7 +50,12 @@ Connection = AsyncConnection[tuple[Any, ...]]
 Ask = Callable[[Connection], Awaitable[T]]
 
 # Behind a transaction pooler a prepared statement may be sent to another session.
-OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "application_name": "pgqueue web"}
+OPTIONS: dict[str, Any] = {
+    "autocommit": True,
+    "prepare_threshold": None,
+    "client_encoding": "utf8",
+    "application_name": "pgqueue web",
+}
 
 
 class Unreachable(psycopg.OperationalError):

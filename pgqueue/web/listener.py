@@ -87,6 +87,7 @@ class Listener:
                 await asyncio.to_thread(embedded.resolve, dsn),
                 autocommit=True,
                 prepare_threshold=None,
+                client_encoding="utf8",
                 application_name="pgqueue web listen",
             )
         found = await achannels(self._conn)

@@ -10,11 +10,15 @@ SELECT pg_catalog.set_config('search_path', '', true),
        pg_catalog.set_config('lock_timeout', '2s', true),
        pg_catalog.set_config('statement_timeout', '30s', true),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '60s', true),
+       pg_catalog.set_config('idle_session_timeout', '0', true),
        pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true),
        pg_catalog.set_config('enable_indexscan', 'on', true),
        pg_catalog.set_config('enable_seqscan', 'off', true),
        pg_catalog.set_config('enable_bitmapscan', 'off', true),
        pg_catalog.set_config('jit', 'off', true),
+       pg_catalog.set_config('array_nulls', 'on', true),
+       CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 170000
+            THEN pg_catalog.set_config('transaction_timeout', '0', true) END,
        pg_catalog.set_config('datestyle', 'ISO', true);
 
 -- name: sessions_keep
@@ -22,11 +26,15 @@ SELECT pg_catalog.set_config('search_path', '', true),
 -- ours alone: of our pid, and no older than the connection. A pooler that numbers its clients may come upon a pid by chance.
 SELECT pg_catalog.set_config(name, pg_catalog.current_setting(name), false)
 FROM pg_catalog.unnest(ARRAY['search_path', 'lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout',
-                             'plan_cache_mode', 'enable_indexscan', 'enable_seqscan', 'enable_bitmapscan', 'jit',
-                             'datestyle']) AS kept (name)
-WHERE pg_backend_pid() = %(pid)s::integer
+                             'idle_session_timeout', 'plan_cache_mode', 'enable_indexscan', 'enable_seqscan', 'enable_bitmapscan',
+                             'jit', 'array_nulls', 'transaction_timeout', 'datestyle']) AS kept (name)
+WHERE pg_catalog.current_setting(name, true) IS NOT NULL AND pg_backend_pid() = %(pid)s::integer
   AND EXISTS (SELECT FROM pg_stat_activity a
               WHERE a.pid = pg_backend_pid() AND a.backend_start > a.xact_start - make_interval(secs => %(seconds)s::float8));
+
+-- name: sessions_idle
+-- A session that is ours alone and waits, as for notifications, is not ended for that.
+SELECT pg_catalog.set_config('idle_session_timeout', '0', false);
 
 -- name: sessions_identity
 -- This session, unmistakably: a pid alone may be another backend's tomorrow.

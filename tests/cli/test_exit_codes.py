@@ -242,6 +242,7 @@ def test_a_newer_schema_that_breaks_nothing_is_fine(dsn: str) -> None:
         ["reschedule", "1", "--at", "9999-12-31T23:59-23:59"],
         ["audit", "--since", "0001-01-01T00:00+00:01"],
         ["audit", "--since", "99999999999999d"],
+        ["discard", "--older-than", "99999999d", "--yes"],
     ],
     ids=str,
 )

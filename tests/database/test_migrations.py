@@ -330,6 +330,16 @@ def test_it_lets_others_work_while_it_waits_and_goes_on_when_it_can(empty_dsn: s
         assert worker.execute("SELECT id, more FROM pgqueue.job").fetchall() == [(1, None)]
 
 
+@pytest.mark.promise("F193")
+def test_it_may_take_longer_than_a_transaction_may(empty_dsn: str, lay: Lay) -> None:
+    lay(GROUND, "SELECT pg_sleep(1.2);")
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        if conn.info.server_version < 170_000:
+            pytest.skip("transaction_timeout is of PostgreSQL 17")
+        conn.execute(f'ALTER DATABASE "{conn.info.dbname}" SET transaction_timeout = 1000'.encode())
+    assert len(migrate(empty_dsn)) == 2
+
+
 # Standing -----------------------------------------------------------------------------------------------------------
 
 

@@ -250,6 +250,7 @@ SANE = " ".join(
         "statement_timeout=0",
         "lock_timeout=0",
         "idle_in_transaction_session_timeout=0",
+        "idle_session_timeout=0",
     )
 )
 # What the worker does meanwhile takes longer than the timeout of a role below.
@@ -266,23 +267,31 @@ SETTINGS = {
     "no index scans": ["enable_indexscan = off", "enable_nestloop = off", "enable_sort = off"],
     "another time": ["DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "IntervalStyle = 'sql_standard'"],
     "another alphabet": ["client_encoding = 'latin1'", "standard_conforming_strings = on"],
-    "idle sessions die": ["idle_in_transaction_session_timeout = '800ms'"],
+    "idle transactions die": ["idle_in_transaction_session_timeout = '800ms'"],
+    "idle sessions die": ["idle_session_timeout = '800ms'"],
+    "no transaction may take long": ["transaction_timeout = '800ms'"],
+    "no NULL in arrays": ["array_nulls = off"],
     "planned by value": ["plan_cache_mode = force_custom_plan", "jit = on", "jit_above_cost = 0"],
 }
 
 
-@pytest.mark.promise("F06")
+@pytest.mark.promise("F06", "F193")
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_no_setting_of_the_role_breaks_a_worker(
     name: str, dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
 ) -> None:
     eyes.do(SHADOWS)
     database = eyes.one("SELECT current_database()")
+    sane = SANE
     for setting in SETTINGS[name]:
+        if setting.startswith("transaction_timeout"):
+            if eyes.conn.info.server_version < 170_000:
+                pytest.skip("of PostgreSQL 17")
+            sane += " -c transaction_timeout=0"
         eyes.do(f"ALTER ROLE CURRENT_USER IN DATABASE {database} SET {setting}")
     caplog.set_level(logging.WARNING)
     async with work(dsn, returns, in_thread, fails_once, lease=1.5) as worker:
-        with psycopg.connect(dsn, options=SANE, client_encoding="utf8") as conn:
+        with psycopg.connect(dsn, options=sane, client_encoding="utf8") as conn:
             text = enqueue(conn, returns, text="ł ✓ 漢")
             enqueue(conn, in_thread)
             enqueue(conn, in_thread.using(delay=0.2))

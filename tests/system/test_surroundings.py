@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
 import pytest
+from commands import pgqueue as command
+from psycopg.conninfo import make_conninfo
 from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue.client.tasks import task
+from pgqueue.database import migrations
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.retry import RetryPolicy
 
@@ -53,6 +57,40 @@ async def all_that_moves_rows(dsn: str, eyes: Eyes) -> None:
             assert [answer.did for answer in pgqueue.cancel(conn, away.id)] == ["cancelled"]
             assert [answer.did for answer in pgqueue.retry(conn, bad.id)] == ["retried"]
             await until(eyes.is_in(bad.id, "failed"))
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+AROUND = {
+    "the default tablespace has a name": ["default_tablespace = 'pg_default'"],
+    "a client of bytes": ["client_encoding = 'SQL_ASCII'"],
+    "no NULL in arrays": ["array_nulls = off"],
+}
+"""Defaults of a database that an older application needs."""
+LOOKS: tuple[tuple[str, ...], ...] = (
+    ("status",), ("jobs",), ("why", "1"), ("doctor",), ("audit",), ("locks",), ("errors",), ("migrate", "--check"),
+)  # fmt: skip
+
+
+@pytest.mark.promise("F193")
+@pytest.mark.parametrize("name", AROUND)
+async def test_no_default_of_the_database_stops_migrations_jobs_or_commands(name: str, empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        for setting in AROUND[name]:
+            conn.execute(f'ALTER DATABASE "{conn.info.dbname}" SET {setting}'.encode())
+    for line in (migrations.QUEUE, migrations.OUTBOX):
+        await asyncio.to_thread(migrations.migrate, empty_dsn, "pgqueue", line=line)
+    eyes = Eyes(make_conninfo(empty_dsn, client_encoding="utf8"))
+    await all_that_moves_rows(empty_dsn, eyes)
+    eyes.close()
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        found = pgqueue.find(conn)
+        assert {job.state for job in found} == {"completed", "failed", "cancelled"}
+        assert [answer.state for answer in pgqueue.cancel(conn, found[0].id)] == [found[0].state]
+        assert [finding.name for finding in pgqueue.doctor(conn).findings if finding.severity == "critical"] == []
+    for words in LOOKS:
+        done = await asyncio.to_thread(command, *words, dsn=empty_dsn)
+        assert done.returncode == 0 and "b'" not in done.stdout, (words, done.stderr)
 
 
 # Collations ----------------------------------------------------------------------------------------------------------

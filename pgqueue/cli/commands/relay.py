@@ -135,7 +135,9 @@ def _outbox(source: str) -> psycopg.Connection[Any]:
     from pgqueue.database import migrations
 
     settings = config(dsn=source)
-    conn = psycopg.connect(conninfo(settings), autocommit=True, application_name="pgqueue relay")
+    conn = psycopg.connect(
+        conninfo(settings), autocommit=True, client_encoding="utf8", application_name="pgqueue relay"
+    )
     conn.prepare_threshold = None
     migrations.require(conn, settings.schema, migrations.OUTBOX)
     return conn

@@ -139,6 +139,8 @@ class Notifier:
                 raise TimeoutError("no heartbeat went through that would make this session known to other workers")
             if await self._identify(conn) != self.identity or (self.identity is None and not await self._echoes(conn)):
                 raise Pooled
+            if self.identity is not None:
+                await send(conn, self._link, self._link.statement("sessions_idle"), patience=PING_ANSWER_SECONDS)
             self._conn = conn
             self.election.enter()
             await send(conn, self._link, *map(self._link.listen, self._channels), patience=PING_ANSWER_SECONDS)

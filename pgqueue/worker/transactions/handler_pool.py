@@ -357,6 +357,7 @@ class HandlerPool:
         forks.cut_in_children(conn)
         _give_cursors(conn)
         if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchall()):
+            conn.execute(text("sessions_idle", self._link.schema))
             done: Future[object] = asyncio.run_coroutine_threadsafe(_awaited(self._listed), self._loop)
             done.result()
 
@@ -365,6 +366,7 @@ class HandlerPool:
         _give_cursors(conn)
         cursor = await conn.execute(text("sessions_identity", self._link.schema))
         if self._own(conn, await cursor.fetchall()):
+            await conn.execute(text("sessions_idle", self._link.schema))
             await self._listed()
 
     def _own(self, conn: HandlerConnection | AsyncHandlerConnection, rows: list[tuple[int, str]]) -> bool:
