@@ -62,6 +62,9 @@ def starved(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
 
 
+UNHIDE = "pgqueue needs all rows: ALTER TABLE … DISABLE ROW LEVEL SECURITY, or ALTER ROLE … BYPASSRLS"
+
+
 def emptied(error: BaseException) -> bool:
     """Whether the leaf of a history is unknown, because something has emptied the table `ring`. Its rows are put back
     by `registration_restore_settings`."""
@@ -85,7 +88,14 @@ def described(error: BaseException) -> str:
 def without_values(error: BaseException) -> str:
     """What the server says, without the detail that quotes the whole row: its arguments may be private."""
     said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    return one_line(error) if said is None else said
+    more = f". {UNHIDE}" if hides_rows(error) else ""
+    return (one_line(error) if said is None else said) + more
+
+
+def hides_rows(error: BaseException) -> bool:
+    """Whether row level security hides rows of the table from this role: with `row_security = off` that is refused. It
+    is known by the function of the server: the message may be in any language."""
+    return isinstance(error, psycopg.errors.InsufficientPrivilege) and error.diag.source_function == "check_enable_rls"
 
 
 def is_loss(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import psycopg
 
+from pgqueue.database.backoff import hides_rows, without_values
 from pgqueue.database.statements import in_schema, sql_directory
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import Error, InvalidOption
@@ -77,6 +78,8 @@ def needing(conn: psycopg.Connection[Any], needs: Needs) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         if trigger_of(error) is not None:
             raise
+        if hides_rows(error):
+            raise Error(without_values(error)) from error
         raise Error(lacks(role, f"do this ({error.diag.message_primary})", needs)) from error
 
 

@@ -12,6 +12,7 @@ that is deleted takes rows along that were committed after the reading.
 1. Source: one session has the lock, reads and deletes. It ends after 15 s without a statement.
 2. Each session of the target draws an epoch above all others, commits it at the source, and raises the fence to it.
 3. Then rows are read, in one snapshot, in the order of their ids. One with an order key may be held back (rounds.py).
+   If not all that is committed is on disk, a commit of the relay's own takes it there before they are delivered.
 4. Target, one durable transaction: lock the fence at its epoch; leave out what the memory knows, and remember that
    anew; insert the jobs; remember their uids.
 5. Source, durable: delete what was delivered, by id and uid.
@@ -44,6 +45,14 @@ that is deleted takes rows along that were committed after the reading.
 7. Two databases share no name, so no fence and no look: a name follows from the place where a database is first used,
    or adopted (source.py). What was delivered under the name before is known by its uids. It is forgotten by looks at
    the adopted outbox, as in 5, unless the old name lives: its reports take that right back.
+
+**Why no job is made of a transaction that a crash of the source undoes**, as it may with `synchronous_commit = off`.
+
+1. What a snapshot sees as committed has its commit in the log, before the end of the log as it is read afterwards.
+2. If the log is on disk up to there, so is that commit. Else the relay commits a message of its own: the log goes to
+   disk in order, so its answer says that all before it is there. A synchronous standby is waited for, too: where the
+   server has one, the relay always commits.
+3. Waiting until the log writer comes by was tried: half of the jobs take twice as long, the worst eight times.
 
 A simulator plays the scheme (tests/relay/test_scheme.py), and finds a fault if the fence, the uid, the fence for each
 session, the durable commit or the look is taken out, or if a session that stands still is not ended.

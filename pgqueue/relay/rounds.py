@@ -51,6 +51,8 @@ LOOK_SECONDS = 60.0
 IDLE_FIRST, IDLE_MOST = 0.05, 5.0
 PING_SECONDS = 5.0
 """While the target works, the source's session gets a sign of life this often."""
+SOON_SECONDS = 0.1
+"""A row that was put off is tried again after this time."""
 AGAIN_MOST = 1_000
 """So many rows that stayed are asked for by their ids; more are found by the next look."""
 REPORT_SECONDS = 5.0
@@ -280,6 +282,7 @@ class Rounds:
         refused = {refusal.row.uid for refusal in delivery.refused}
         delivered = {row.uid for row in delivery.delivered}
         untried = {row.uid for row in delivery.untried}
+        put_off = {row.uid for row in delivery.put_off}
         stopped = {refusal.row.order_key for refusal in delivery.refused} - {None}
         held = [row for row in held if row.uid not in delivered]
         for row in rows:
@@ -289,7 +292,7 @@ class Rounds:
             if row.order_key in stopped:
                 held.append(row)
             elif row.uid not in untried:
-                self._stay(row)
+                self._stay(row, soon=row.uid in put_off)
                 stopped |= {row.order_key} - {None}
             elif row.id not in self._stayed:
                 self._watermark.fall(LANE, row.id - 1)
@@ -302,11 +305,11 @@ class Rounds:
 
     # Rows that stay ---------------------------------------------------------------------------------------------------
 
-    def _stay(self, row: StagedRow) -> None:
-        """Try this row again after a pause. More rows than can be noted are found by the next look."""
+    def _stay(self, row: StagedRow, *, soon: bool = False) -> None:
+        """Try this row again after a pause, or soon. More rows than can be noted are found by the next look."""
         if row.id in self._stayed or len(self._stayed) < AGAIN_MOST:
             stayed = self._stayed.setdefault(row.id, _Stayed(0.0, row.order_key))
-            stayed.next_at = monotonic() + stayed.backoff.pause()
+            stayed.next_at = monotonic() + (SOON_SECONDS if soon else stayed.backoff.pause())
 
     def _hold(self, order_key: str, id: int) -> None:
         """The row with this id is held back. More keys than can be noted are found by the next look."""

@@ -153,12 +153,15 @@ class Source:
         return int(rows[0][0])
 
     async def read(self, after: int, again: Sequence[int], most: int, most_bytes: int) -> Batch:
-        """Read the rows behind `after`, `most` of them, and those with the ids `again`."""
+        """Read the rows behind `after`, `most` of them, and those with the ids `again`. No crash of the server undoes
+        the transactions that have staged them."""
         statement = self._session.statement("source_read", after=after, again=list(again), most=most, bytes=most_bytes)
         [rows] = await self._session.ask(statement)
         self._session.check_writable()  # else rows are delivered that cannot be deleted
-        head, xid, snapshot = rows[0][:3]
-        found = [StagedRow(*row[3:-1]) for row in rows if row[3] is not None]
+        head, xid, snapshot, durable = rows[0][:4]
+        found = [StagedRow(*row[4:-1]) for row in rows if row[4] is not None]
+        if found and not durable:
+            await self._session.ask(BEGIN, self._session.statement("source_flush"), COMMIT)
         return Batch(Reading(head, xid, snapshot), found, cut=bool(found) and rows[0][-1] > len(found))
 
     async def first(self, after: int) -> StagedRow | None:

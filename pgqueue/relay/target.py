@@ -7,9 +7,11 @@ A target is opened once for each session of the source; what it yields delivers 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 import psycopg
@@ -38,18 +40,24 @@ ROLLBACK_TO = Statement("ROLLBACK TO SAVEPOINT delivery", {}, list)
 _WAITS = ("55P03", "40P01")
 """What a row meets whose unique key is just being taken by another transaction."""
 
+KEYS_SECONDS = 0.2
+"""After the first row that waits for a key, a delivery tries for so long whether more rows do."""
+LATE_MOST = 10_000
+"""So many rows that have waited for a key are remembered."""
+
 Staged = tuple[StagedRow, NewJob[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of some rows. `waiting` were not delivered, and may be after a pause. `untried` are to come again at
-    once: there was no time for them."""
+    """What became of some rows. `waiting` were not delivered, and may be after a pause. There was no time for
+    `untried`, which are to come again at once, and for `put_off`, which are to come again soon: others go first."""
 
     delivered: list[StagedRow] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     waiting: list[StagedRow] = field(default_factory=list)
     untried: list[StagedRow] = field(default_factory=list)
+    put_off: list[StagedRow] = field(default_factory=list)
 
 
 class Delivering(Protocol):
@@ -132,6 +140,12 @@ class QueueSession:
         self._source = source
         self._fence = {"source": source.name, "epoch": epoch}
         self._target = target
+        self._late: dict[str, None] = {}
+        """The uids of rows that have waited for a key. They come last; among them the one that was tried last."""
+        self._taken: set[str] = set()
+        """Keys that were found taken in this delivery: rows with these wait without a try."""
+        self._keys_until = math.inf
+        """Until when this delivery tries rows with keys."""
 
     async def deliver(self, rows: Sequence[StagedRow]) -> Delivery:
         """Deliver these rows in one transaction, as far as they can be jobs. If another session has raised the fence,
@@ -152,7 +166,8 @@ class QueueSession:
         delivery = Delivery([row for row in rows if row.uid in known])
         staged = self._jobs([row for row in rows if row.uid not in known], delivery)
         made: list[tuple[StagedRow, int]] = []
-        for keyed, batch in _pieces(staged):
+        self._taken, self._keys_until = set(), math.inf
+        for keyed, batch in _pieces(staged, self._late):
             await self._put(batch, keyed, notify, made, delivery)
         await self._commit(made)
         delivery.delivered.extend(row for row, _ in made)
@@ -216,6 +231,8 @@ class QueueSession:
         back the later rows with its order key."""
         stopped = _stopped(delivery)
         batch = [(row, job) for row, job in batch if not (row.order_key in stopped and stopped[row.order_key] < row.id)]
+        if keyed:
+            batch = self._worth_a_try(batch, delivery)
         if not batch:
             return
         jobs = [job for _, job in batch]
@@ -225,16 +242,49 @@ class QueueSession:
             if is_loss(error) or not (_of_row(error) or (keyed and error.sqlstate in _WAITS)):
                 raise
             await self._session.ask(ROLLBACK_TO, RELEASE)
-            if len(batch) > 1:
+            if len(batch) > 1 and batch[0][0].uid in self._late:
+                # Most of them still wait, so halving would take twice as many tries.
+                for place in range(len(batch)):
+                    spent = monotonic() >= self._keys_until
+                    await self._put(batch[place:] if spent else batch[place : place + 1], keyed, notify, made, delivery)
+                    if spent:
+                        break
+            elif len(batch) > 1:
                 half = len(batch) // 2
                 await self._put(batch[:half], keyed, notify, made, delivery)
                 await self._put(batch[half:], keyed, notify, made, delivery)
             elif error.sqlstate in _WAITS:
+                self._found_taken(*batch[0])
                 delivery.waiting.append(batch[0][0])
             else:
                 delivery.refused.append(Refusal(batch[0][0], without_values(error)))
         else:
             made.extend((row, id) for (row, _), id in zip(batch, ids, strict=True))
+            for row, _ in batch if self._late else ():
+                self._late.pop(row.uid, None)
+
+    def _worth_a_try(self, batch: list[Staged], delivery: Delivery) -> list[Staged]:
+        """Of these rows with unique keys those that are tried now. The others wait: many such rows delay no other."""
+        spent = monotonic() >= self._keys_until
+        tried: list[Staged] = []
+        for row, job in batch:
+            waits = job.keys is not None and not self._taken.isdisjoint(job.keys.names())
+            if waits or spent:
+                self._late.setdefault(row.uid)
+                (delivery.waiting if waits else delivery.put_off).append(row)
+            else:
+                tried.append((row, job))
+        return tried
+
+    def _found_taken(self, row: StagedRow, job: NewJob[Any]) -> None:
+        """This row waits for a key. If it has only one, it is known which."""
+        self._keys_until = min(self._keys_until, monotonic() + KEYS_SECONDS)
+        if job.keys is not None and len(names := job.keys.names()) == 1:
+            self._taken.update(names)
+        self._late.pop(row.uid, None)
+        self._late[row.uid] = None
+        while len(self._late) > LATE_MOST:
+            del self._late[next(iter(self._late))]
 
     async def _put_plain(self, jobs: list[NewJob[Any]], notify: bool) -> list[int]:
         statement = enqueue.many(jobs, schema=self._session.link.schema, notify=notify)
@@ -313,31 +363,39 @@ class QueueSession:
             forgotten += gone
 
 
-def _pieces(staged: list[Staged]) -> Iterator[tuple[bool, list[Staged]]]:
-    """Jobs with unique keys and those without apart. Where there are order keys, the pieces follow the order; and jobs
-    with unique keys that have one order key are in different pieces: of one piece, the first may come last."""
-    if not any(row.order_key is not None for row, _ in staged):
-        staged = sorted(staged, key=lambda each: has_keys([each[1]]))
+def _pieces(staged: list[Staged], late: Mapping[str, None]) -> Iterator[tuple[bool, list[Staged]]]:
+    """Jobs with unique keys and those without apart. Rows that have waited for a key are apart, too, and come last,
+    with those of the same order keys. Where there are order keys, the pieces follow the order; and jobs with unique
+    keys that have one order key are in different pieces: of one piece, the first may come last."""
+    turns = {uid: turn for turn, uid in enumerate(late, 1)} if late else {}
+    ordered = {row.order_key: turns[row.uid] for row, _ in staged if row.uid in turns}
+    ordered.pop(None, None)
+    in_order = any(row.order_key is not None for row, _ in staged)
+
+    def turn(each: Staged) -> tuple[int, bool]:
+        row, job = each
+        return ordered.get(row.order_key) or turns.get(row.uid, 0), not in_order and has_keys([job])
+
     piece: list[Staged] = []
     seen: set[str] = set()
-    before = False
-    for row, job in staged:
-        keyed = has_keys([job])
-        if piece and (keyed != before or (keyed and row.order_key in seen)):
-            yield before, piece
+    before = (False, False)
+    for row, job in sorted(staged, key=turn):
+        kind = (has_keys([job]), row.uid in turns)
+        if piece and (kind != before or (kind[0] and row.order_key in seen)):
+            yield before[0], piece
             piece, seen = [], set()
         piece.append((row, job))
-        before = keyed
+        before = kind
         if row.order_key is not None:
             seen.add(row.order_key)
     if piece:
-        yield before, piece
+        yield before[0], piece
 
 
 def _stopped(delivery: Delivery) -> dict[str, int]:
     """For each order key the id of the first row that is not delivered: it holds back what comes after it."""
     stopped: dict[str, int] = {}
-    for row in (*delivery.waiting, *(refusal.row for refusal in delivery.refused)):
+    for row in (*delivery.waiting, *delivery.put_off, *(refusal.row for refusal in delivery.refused)):
         if row.order_key is not None:
             stopped[row.order_key] = min(row.id, stopped.get(row.order_key, row.id))
     return stopped

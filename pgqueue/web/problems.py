@@ -8,6 +8,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from pgqueue.config import safe
+from pgqueue.database.backoff import hides_rows, without_values
 from pgqueue.database.foreign_errors import said
 from pgqueue.errors import (
     BulkNotFound,
@@ -61,6 +62,8 @@ def problem_of(error: Exception) -> Problem:
         case psycopg.errors.QueryCanceled():
             text = f"The database took more than {STATEMENT_SECONDS} seconds for an answer. Ask for less."
             return Problem(503, "This takes too long", text, 5.0)
+        case psycopg.errors.InsufficientPrivilege() if hides_rows(error):
+            return Problem(503, "The database refuses this", without_values(error))
         case psycopg.errors.InsufficientPrivilege():
             return Problem(503, "The database refuses this", f"{_line(error)}; docs/dashboard.md says which grants")
         case PoolTimeout():

@@ -37,7 +37,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import BACKOFF_MOST, described, jittered, persist, wait
+from pgqueue.database.backoff import BACKOFF_MOST, described, hides_rows, jittered, persist, wait
 from pgqueue.database.grants import lacks
 from pgqueue.database.sessions import Session
 from pgqueue.database.triggers import trigger_of
@@ -135,7 +135,8 @@ class DutyLoop:
             if not isinstance(error, psycopg.errors.InsufficientPrivilege) or trigger_of(error) is not None:
                 self._failed(described(error))
                 raise
-            await self._pause(lacks(self._duties.role(), f"do this ({described(error)})", "work"))
+            why = described(error)
+            await self._pause(why if hides_rows(error) else lacks(self._duties.role(), f"do this ({why})", "work"))
         else:
             now, self._refused = monotonic(), False
             self._at = now + (jittered(self.duty.every) if seconds is None else seconds)

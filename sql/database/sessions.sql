@@ -6,6 +6,7 @@
 -- where a queue's dead rows lie. And by index, whatever statistics say: a table that was empty is full a second later.
 -- Never compiled: up to PostgreSQL 17 what must be scanned all the same is priced at 1e10, so a server with JIT (on by
 -- default) would compile heartbeats, probes and admissions at each run: 0.1 s of CPU for a heartbeat, 3.5 s for `unblock_move`.
+-- If row level security would hide rows of a table, the server refuses instead: hidden jobs look as if there were none.
 SELECT pg_catalog.set_config('search_path', '', true),
        pg_catalog.set_config('lock_timeout', '2s', true),
        pg_catalog.set_config('statement_timeout', '30s', true),
@@ -19,6 +20,7 @@ SELECT pg_catalog.set_config('search_path', '', true),
        pg_catalog.set_config('array_nulls', 'on', true),
        CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 170000
             THEN pg_catalog.set_config('transaction_timeout', '0', true) END,
+       pg_catalog.set_config('row_security', 'off', true),
        pg_catalog.set_config('datestyle', 'ISO', true);
 
 -- name: sessions_keep
@@ -27,7 +29,7 @@ SELECT pg_catalog.set_config('search_path', '', true),
 SELECT pg_catalog.set_config(name, pg_catalog.current_setting(name), false)
 FROM pg_catalog.unnest(ARRAY['search_path', 'lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout',
                              'idle_session_timeout', 'plan_cache_mode', 'enable_indexscan', 'enable_seqscan', 'enable_bitmapscan',
-                             'jit', 'array_nulls', 'transaction_timeout', 'datestyle']) AS kept (name)
+                             'jit', 'row_security', 'array_nulls', 'transaction_timeout', 'datestyle']) AS kept (name)
 WHERE pg_catalog.current_setting(name, true) IS NOT NULL AND pg_backend_pid() = %(pid)s::integer
   AND EXISTS (SELECT FROM pg_stat_activity a
               WHERE a.pid = pg_backend_pid() AND a.backend_start > a.xact_start - make_interval(secs => %(seconds)s::float8));

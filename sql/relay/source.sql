@@ -44,13 +44,16 @@ UPDATE pgqueue.outbox_source SET epoch = greatest(epoch, %(seen)s::bigint) + 1 W
 -- 1. The snapshot of this statement was taken.
 -- 2. The head of the sequence is read.
 -- 3. This transaction takes its id.
+-- `durable`: all that the snapshot sees as committed is on disk, for the log is, up to an end that was read later. It is false where the
+-- server waits for standbys: what these have is not known.
 -- `behind` is the id of the row before it with the same order key, or 0 if one before it was refused.
 -- Without rows there is one with NULLs. `counted` is how many rows there were before those beyond the bytes were left out. Whatever is larger than a job's arguments may be is not read.
 WITH reading AS MATERIALIZED (
     SELECT coalesce(pg_sequence_last_value('pgqueue.outbox_id_seq'), 0) AS head, pg_current_xact_id()::text::int8 AS xid,
-        pg_current_snapshot()::text AS snapshot
+        pg_current_snapshot()::text AS snapshot,
+        pg_current_wal_insert_lsn() <= pg_current_wal_flush_lsn() AND current_setting('synchronous_standby_names') = '' AS durable
 )
-SELECT reading.head, reading.xid, reading.snapshot, found.id, found.uid, found.task, found.args, found.options, found.format,
+SELECT reading.head, reading.xid, reading.snapshot, reading.durable, found.id, found.uid, found.task, found.args, found.options, found.format,
     found.order_key, found.staged_at,
     CASE WHEN found.order_key IS NOT NULL THEN CASE
         WHEN EXISTS (SELECT FROM pgqueue.outbox_refused r WHERE left(r.order_key, 500) = found.order_key AND r.id < found.id) THEN 0
@@ -87,6 +90,11 @@ FROM reading LEFT JOIN (
     WINDOW running AS (ORDER BY measured.id ROWS UNBOUNDED PRECEDING)
 ) AS found ON found.total <= %(bytes)s::bigint OR found.place = 1
 ORDER BY found.id
+
+-- name: source_flush
+-- A commit that is as durable as those of this session are takes all commits before it to disk, and to the standbys that the server waits
+-- for. It changes nothing: a message for consumers of the log, of those that want pgqueue's.
+SELECT pg_logical_emit_message(true, 'pgqueue', ''::text)
 
 -- name: source_first
 -- The first row behind `after`, without its arguments and options: the server could not make a text of these. No row: there is none.

@@ -18,7 +18,7 @@ from clocks import step_clock
 from poolers import Pooler
 from relays import Sides, app_dsn, eventually, relaying, sides
 from roles import Role, create_role, drop_role, refused, role
-from servers import Server
+from servers import Server, embedded_server
 from workers import Eyes
 
 import pgqueue
@@ -279,6 +279,34 @@ async def test_a_row_that_waits_for_a_strangers_key_holds_up_no_other(app_dsn: s
     assert sorted(sides.delivered()) == ["0", "1", "2", "3", "4", "mine", "p"]
 
 
+@pytest.mark.promise("F206")
+async def test_rows_that_are_hidden_while_a_relay_works_are_refused_and_named(
+    app_dsn: str,
+    dsn: str,
+    sides: Sides,
+    role: Role,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("pgqueue.relay.relay.TROUBLE_MOST", 0.1)
+    relays = role("relay")
+    user = psycopg.conninfo.conninfo_to_dict(relays)["user"]
+    grants.grant(sides.app, str(user), "relay_outbox", "pgqueue")
+    async with relaying(Relay(psycopg.conninfo.make_conninfo(app_dsn, user=user, password="secret"), relays)):
+        sides.stage("a")
+        await eventually(lambda: sides.left() == 0)
+        sides.app.execute("ALTER TABLE pgqueue.outbox ENABLE ROW LEVEL SECURITY")
+        sides.stage("b")
+        await eventually(lambda: "row level security is on for pgqueue.outbox" in caplog.text)
+        [first] = [each for each in caplog.messages if "query would be affected" in each]
+        assert "DISABLE ROW LEVEL SECURITY, or ALTER ROLE … BYPASSRLS" in first
+        assert (sides.delivered(), sides.left()) == (["a"], 1)
+        sides.app.execute("ALTER TABLE pgqueue.outbox DISABLE ROW LEVEL SECURITY")
+        await eventually(lambda: sides.left() == 0)
+    assert sides.delivered() == ["a", "b"]
+    sides.app.execute(f"DROP OWNED BY {user}".encode())
+
+
 # One at a time -------------------------------------------------------------------------------------------------------
 
 
@@ -314,6 +342,49 @@ async def test_both_commits_are_durable_whatever_the_role_says(app_dsn: str, dsn
                     session.statement("source_ping").__class__("SHOW synchronous_commit", {}, list)
                 )
                 assert setting == ("remote_apply" if off == "remote_apply" else "on")
+
+
+@pytest.mark.promise("F205")
+async def test_what_was_read_survives_a_crash_of_the_source() -> None:
+    """The application does not wait for the disk, and the log writer sleeps. Without the flush the row is gone."""
+    server = embedded_server(synchronous_commit="off", wal_writer_delay="10s")
+    try:
+        app = server.dsn("postgres")
+        migrations.migrate(app, line=migrations.OUTBOX)
+        server.restart()
+        for number in range(3):
+            async with opened(Link(app, "pgqueue"), "source") as session:
+                with psycopg.connect(app) as conn:
+                    insert(conn, str(number))
+                assert len((await Source(session).read(0, [], 10, 10_000)).rows) == number + 1
+                server.restart("immediate")
+            with psycopg.connect(app) as conn:
+                assert conn.execute("SELECT count(*) FROM pgqueue.outbox").fetchone() == (number + 1,)
+    finally:
+        server.end()
+
+
+@pytest.mark.promise("F205")
+async def test_what_was_read_is_on_the_standby_that_the_server_waits_for() -> None:
+    """It does not answer: what was read is not delivered until it does, or is waited for no more."""
+    server = embedded_server(synchronous_commit="local")
+    try:
+        app = server.dsn("postgres")
+        migrations.migrate(app, line=migrations.OUTBOX)
+        async with opened(Link(app, "pgqueue"), "source") as session:
+            with psycopg.connect(app, autocommit=True) as conn:
+                conn.execute("ALTER SYSTEM SET synchronous_standby_names = 'away'")
+                conn.execute("SELECT pg_reload_conf()")
+                insert(conn, "a")
+                wait = "SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+                await eventually(lambda: conn.execute("SHOW synchronous_standby_names").fetchone() == ("away",))
+                reading = asyncio.create_task(Source(session).read(0, [], 10, 10_000))
+                await eventually(lambda: len(conn.execute(wait).fetchall()) == 1)
+                conn.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                conn.execute("SELECT pg_reload_conf()")
+                assert len((await reading).rows) == 1
+    finally:
+        server.end()
 
 
 @pytest.mark.promise("E08")

@@ -16,6 +16,9 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue.client.tasks import task
 from pgqueue.database import migrations
+from pgqueue.database.backoff import without_values
+from pgqueue.database.sessions import Link, Session
+from pgqueue.database.statements import Statement
 from pgqueue.errors import Error, SchemaMissing
 
 __all__ = ["role"]
@@ -102,6 +105,21 @@ async def test_row_level_security_is_named(dsn: str, role: Role, eyes: Eyes) -> 
         migrations.require(conn, "pgqueue")
     with psycopg.connect(dsn) as conn:  # not for the owner, nor for a superuser
         migrations.require(conn, "pgqueue")
+
+
+@pytest.mark.promise("F206")
+async def test_rows_that_are_hidden_from_an_open_session_are_refused(role: Role, eyes: Eyes) -> None:
+    """Else a worker would see no job, and say nothing."""
+    session = Session(Link(role("work"), "pgqueue"), "pgqueue test")
+    count = Statement("SELECT count(*) FROM pgqueue.job_available", {}, list)
+    try:
+        assert await session.run(count) == [[(0,)]]
+        eyes.do("ALTER TABLE pgqueue.job_available ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as caught:
+            await session.run(count)
+        assert "DISABLE ROW LEVEL SECURITY, or ALTER ROLE … BYPASSRLS" in without_values(caught.value)
+    finally:
+        await session.close()
 
 
 @pytest.mark.promise("F45", "F192")

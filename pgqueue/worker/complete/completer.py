@@ -54,7 +54,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.backoff import described, emptied, is_loss, persist, transient, wait
+from pgqueue.database.backoff import described, emptied, hides_rows, is_loss, persist, transient, wait
 from pgqueue.database.row_errors import is_about_row, may_be_about_row, meets_open_id
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
@@ -370,7 +370,7 @@ class Completer:
                 raise error
             self._careful_until = monotonic() + CAREFUL_SECONDS
         elif isinstance(error, psycopg.errors.InsufficientPrivilege):
-            if not released:
+            if not released or hides_rows(error):
                 raise error
             # The role got its rights before there were unique keys. The batch is sent again without their removal.
             self._tidies = False
