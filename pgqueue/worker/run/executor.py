@@ -15,13 +15,12 @@ Why each slot comes back, and each job that has started gets an outcome:
 
 Speed is the absence of work per job. A *run* is one task on the loop, or one thread. As soon as it has finished a job,
 it takes the next one, as long as its turn lasts. So a handler that never waits costs no task object and no turn of the
-loop. A handler gets a clean context: a run is not used again after a handler has changed its context.
+loop. A handler gets a clean task and context: a run is not used again after a handler has left something there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -38,6 +37,7 @@ from pgqueue.jobs.job import Job, fields, running_job, unfit_of
 from pgqueue.jobs.outcomes import COMPLETED, RELEASED, Outcome, given, interrupted, undescribed, unfit
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.run.forked_child import end_child
+from pgqueue.worker.run.isolation import Isolation
 from pgqueue.worker.run.run import Interrupted, Run, in_time
 from pgqueue.worker.run.running_jobs import EndedContext, RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries, aborted, unable
@@ -80,7 +80,7 @@ class Executor:
         self._ended_context = EndedContext(context)
         self._loop = asyncio.get_running_loop()
         self._forks = forks.depth
-        self._context = contextvars.copy_context()
+        self._isolation = Isolation()
         self._runs: set[Run] = set()
         self._threads = Threads(self._run_in_thread)
         self._turn_ends = 0.0
@@ -233,7 +233,7 @@ class Executor:
     def _task(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task in a clean context. Not by the loop's task factory, which the application may have set: an eager one
         would run handlers in the middle of a dispatch, and one of the old form takes no context."""
-        return asyncio.Task(call, loop=self._loop, context=self._context.copy())
+        return asyncio.Task(call, loop=self._loop, context=self._isolation.context())
 
     def _run_ended(self, group: SlotGroup, run: Run, retry: RetryPolicy, task: asyncio.Task[None]) -> None:
         self._run_gone(run)
@@ -299,10 +299,11 @@ class Executor:
     async def _run(self, group: SlotGroup, run: Run, job: Job, task: Task[..., Any]) -> None:
         """Run this job, then waiting ones, until the turn ends or no job is left.
 
-        It also ends if a handler changed the context or cancelled this task, so that the next job does not feel it.
+        It also ends if a handler has left something at this task or in its context: the next job must not feel it.
         """
-        clean, me, running, finish = contextvars.copy_context(), run.task, self._running.runs, self._finish
+        me, running, finish, isolation = run.task, self._running.runs, self._finish, self._isolation
         assert me is not None
+        mark = isolation.mark(me)
         while True:
             job.began = started = perf_counter()
             try:
@@ -321,11 +322,7 @@ class Executor:
             finish(job, outcome)
             if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
                 del running[job.id]
-            try:
-                changed = contextvars.copy_context() != clean
-            except BaseException:  # values of the application are compared, and some cannot be
-                changed = True
-            if changed or now > self._turn_ends or me.cancelling():
+            if now > self._turn_ends or not group.waiting or isolation.changed(me, mark):
                 break
             entry = group.take(True, ran)
             if entry is None:
@@ -451,7 +448,7 @@ class Executor:
         try:
             run.ident = me
             if run.stop_outcome is None or not run.stopped_before(job):
-                outcome = self._context.copy().run(self._call_sync, job, task)
+                outcome = self._isolation.context().run(self._call_sync, job, task)
         except Interrupted as error:
             end_child(self._forks, job, error)  # else `stop_outcome` says how the job ends
             self._job_context.raised(job)
@@ -495,7 +492,7 @@ class Executor:
             return ended
         self._job_context.anew(job)
         job.session_lost = False
-        return self._context.copy().run(self._call_sync, job, task)
+        return self._isolation.context().run(self._call_sync, job, task)
 
     def _wait_for_loop(self, deciding: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
         """In a thread: wait for the loop to decide. If the loop ends first, the worker has ended, and the job is given
