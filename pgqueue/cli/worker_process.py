@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import psycopg
@@ -26,6 +25,7 @@ from pgqueue.admin.tasks import taken
 from pgqueue.cli.database import connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.cli.known_names import did_you_mean
+from pgqueue.cli.process_end import LAST_SECONDS, ORDERLY_SECONDS, ProcessEnd, flush_logs, write
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
@@ -34,6 +34,7 @@ from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import ReadOnly
 from pgqueue.plain_text import plural
 from pgqueue.supervisor.worker_end import WorkerEnd
+from pgqueue.worker.last_message import LastMessage
 from pgqueue.worker.liveness.watchdog import Watchdog
 from pgqueue.worker.worker import Worker
 
@@ -111,7 +112,27 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
 async def _serve(
     worker: Worker, grace: float, stuck: float, facts: dict[str, Any], worker_end: WorkerEnd | None
 ) -> int:
-    signals = Signals(asyncio.get_running_loop(), worker.quiet)
+    """Work until told to stop. What then keeps the process is given `ORDERLY_SECONDS`."""
+    end, code = ProcessEnd(), 1
+    try:
+        code = await _work(worker, grace, stuck, facts, worker_end, end)
+    except Exception as error:
+        code = code_of(error) or 1
+        raise
+    finally:
+        end.within(ORDERLY_SECONDS, code)
+    return code
+
+
+async def _work(
+    worker: Worker,
+    grace: float,
+    stuck: float,
+    facts: dict[str, Any],
+    worker_end: WorkerEnd | None,
+    end: ProcessEnd,
+) -> int:
+    signals = Signals(asyncio.get_running_loop(), worker.quiet, grace, end)
     if worker_end is not None:
         worker_end.stop = signals.stop
     started = asyncio.create_task(worker.start() if worker_end is None else worker_end.start(worker))
@@ -119,7 +140,10 @@ async def _serve(
     if not started.done():
         started.cancel()
         await asyncio.wait([started])
-        return DEADLINE if await worker.stop(signals.grace or 0.0) else DONE  # it may just have begun
+        last = await worker.stop_process(signals.grace or 0.0)  # it may just have begun
+        if last is not None:
+            await _end(last, end, DEADLINE, worker_end)
+        return DONE
     started.result()
     first = worker_end is None or worker_end.first
     unknown_queues = facts.pop("unknown_queues")
@@ -130,7 +154,7 @@ async def _serve(
     ended = asyncio.create_task(worker.run())
     await _first(ended, signals.received)
     if ended.done():
-        await _give_up(worker, grace)
+        await _give_up(worker, grace, ended.exception(), end, worker_end)
         if worker_end is not None:
             worker_end.empty()
         ended.result()
@@ -139,18 +163,27 @@ async def _serve(
     grace = grace if signals.grace is None else signals.grace
     by = signals.name or "ordered by the supervisor"
     log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
-    left = await worker.stop(grace)
+    last = await worker.stop_process(grace)
+    if last is not None:
+        jobs, are = plural(last.left, "job was", "jobs were"), "is" if last.left == 1 else "are"
+        log.error("%s still running after %g s and %s given back as this process ends", jobs, grace, are)
+        await _end(last, end, DEADLINE, worker_end)
     await worker.run()  # it has ended; raises if a service had failed by then
-    if left:
-        jobs, are = plural(left, "job was", "jobs were"), "is" if left == 1 else "are"
-        log.error("%s still running after %g s and %s given back", jobs, grace, are)
-        if worker_end is not None:
-            worker_end.count()
-        return DEADLINE
     if worker_end is not None:
         worker_end.empty()
     log.info("stopped in order")
     return DONE
+
+
+async def _end(last: LastMessage, end: ProcessEnd, code: int, worker_end: WorkerEnd | None) -> NoReturn:
+    """End this process at once: handlers that were stopped may still be at work in it."""
+    await last.prepare()
+    if worker_end is not None:
+        worker_end.count()
+    flush_logs()
+    if not await last.send():
+        flush_logs()
+    end.at_once(code)
 
 
 async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
@@ -160,12 +193,23 @@ async def _first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
     told.cancel()
 
 
-async def _give_up(worker: Worker, grace: float) -> None:
-    """A service failed for good: stop what can be stopped. The caller logs the error itself."""
+async def _give_up(
+    worker: Worker, grace: float, failure: BaseException | None, end: ProcessEnd, worker_end: WorkerEnd | None
+) -> None:
+    """A service failed for good, or nothing is left to do: stop what can be stopped. The caller logs the error itself,
+    if the process does not end here."""
     try:
-        await worker.stop(min(grace, 5.0))
+        last = await worker.stop_process(min(grace, 5.0))
     except Exception as error:
         log.warning("could not stop in order: %s; the jobs run again when the lease is over", described(error))
+        return
+    if last is not None:
+        code = 0 if failure is None else code_of(failure)
+        if failure is not None:
+            log.critical("%s", safe(line_of(failure)), exc_info=None if code else failure)
+            if worker_end is not None:
+                worker_end.failed(safe(line_of(failure)))
+        await _end(last, end, 1 if code is None else code, worker_end)
 
 
 class Signals:
@@ -176,11 +220,15 @@ class Signals:
     - A supervisor's order to `stop` works as a first signal. A signal after it does not count as the second one.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, quiet: Callable[[], object]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, quiet: Callable[[], object], grace: float, end: ProcessEnd
+    ) -> None:
         self.received = asyncio.Event()
         self.name = ""
         self.grace: float | None = None
         self._loop = loop
+        self._grace = grace
+        self._end = end
         for number in (signal.SIGTERM, signal.SIGINT):
             forks.handle_signal(number, self._handle)
         forks.handle_signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(quiet))
@@ -190,21 +238,17 @@ class Signals:
     def stop(self, grace: float) -> None:
         if not self.received.is_set():
             self.grace = grace
+            self._end.within(grace + LAST_SECONDS, DEADLINE)
             self.received.set()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.name:
-            _write("second signal: leaving at once; what ran will run again when the lease is over")
-            os._exit(INTERRUPTED)
+            write("second signal: leaving at once; what ran will run again when the lease is over")
+            self._end.at_once(INTERRUPTED)
         self.name = signal.Signals(number).name
+        if self.grace is None:
+            self._end.within(self._grace + LAST_SECONDS, DEADLINE)
         self._loop.call_soon_threadsafe(self.received.set)
-
-
-def _write(message: str) -> None:
-    """Write a log line without the logger: the signal may have interrupted a write that holds the logger's lock."""
-    record = logging.makeLogRecord({"name": log.name, "levelname": "WARNING", "msg": message})
-    for handler in logging.getLogger().handlers[:1]:
-        os.write(2, f"{handler.format(record)}\n".encode())
 
 
 def _loop() -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:

@@ -41,8 +41,9 @@ LOOK_SECONDS = 1.0
 # The gap between processes that take over from others. Without it the worst second of a restart is much worse
 # (`bench restart` measures it).
 GAP_SECONDS = 0.5
-# If a process has reported that no job runs in it, it must end within this time. A handler given up may keep it alive.
-LEAVE_SECONDS = 5.0
+# If a process has reported that no job runs in it, it must end within this time. It ends itself after 5 s, and names
+# what keeps it.
+LEAVE_SECONDS = 8.0
 # After the grace a worker gets this time to stop handlers, write outcomes and remove its row.
 LAST_SECONDS = 20.0
 

@@ -286,9 +286,10 @@ class Counters:
         self._offset = rows[0][0] - perf_counter()
         self._known = True
 
-    def _close(self) -> None:
+    def _close(self, stopped: Sequence[tuple[Job, Outcome]] = ()) -> None:
         """End the part, and begin the next one. Nothing is kept of a part in which nothing has happened."""
         self._count_running()
+        self.ended(stopped)
         part, now = self._part, perf_counter()
         if part.counts:
             part.end = now
@@ -298,12 +299,12 @@ class Counters:
         else:
             part.begin = now
 
-    async def write_rest(self) -> None:
-        """Write all that has been counted. The worker is about to leave, and nothing runs.
+    async def write_rest(self, stopped: Sequence[tuple[Job, Outcome]] = ()) -> None:
+        """Write all that has been counted, and that these jobs were stopped. The worker is about to leave.
 
         While the database is away, this tries again until it is cancelled.
         """
-        self._close()
+        self._close(stopped)
         await persist(self._write, name="history", until=lambda: not self._closed)
 
     async def _write(self) -> None:

@@ -26,7 +26,9 @@ from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.totals import Numbers
 from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
+from pgqueue.worker.last_message import LastMessage
 from pgqueue.worker.liveness.registration import entered
+from pgqueue.worker.run.executor import STOPPED
 from pgqueue.worker.services import Services
 from pgqueue.worker.settings import Settings, by_name, settle
 from pgqueue.worker.state import WorkerState
@@ -39,6 +41,8 @@ GIVE_BACK_SECONDS = 1.0  # for jobs that came while we left; rescue finds those 
 HISTORY_SECONDS = 2.0  # for the last part of the history
 # How long handlers may take to leave when they are stopped at the shutdown's deadline.
 STOP_SECONDS = 1.0
+# How long the lifespan's end may take beyond the grace, in a process that ends with its worker.
+LIFESPAN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
+        self._lifespan_until: float | None = None
         self._ended: asyncio.Future[None] | None = None
 
     @property
@@ -291,32 +296,81 @@ class Worker:
         If a handler cannot be stopped, in a call into C, it keeps its job until the lease is over. Then rescue
         gives the job back. Killing the process at any moment loses nothing.
         """
-        if self.state.phase in ("starting", "stopped"):
-            await (self._leave() if self._prepared and self.state.phase == "starting" else self._stack.aclose())
-            self.state.phase = "stopped"
+        left = await self._wait_for_jobs(monotonic() + seconds(timeout, "timeout"))
+        if left is None:
             return 0
-        deadline, self._stopping = monotonic() + seconds(timeout, "timeout"), True
+        if left:
+            await self._stop_jobs("it is given back when this worker's lease is over")
+        await self._write_ends()
+        await self._leave()
+        return left
+
+    async def stop_process(self, grace: float) -> LastMessage | None:
+        """`stop` for a process that ends with its worker; None if no job had to be stopped.
+
+        Else nothing of what was stopped is given back yet: the caller prepares the message and sends it, and then ends
+        the process at once.
+        """
+        deadline = monotonic() + grace
+        self._lifespan_until = deadline + LIFESPAN_SECONDS
+        left = await self._wait_for_jobs(deadline)
+        if left:
+            self.services.completer.leave_out(STOPPED)
+            await self._stop_jobs("it is given back as this process ends")
+            await self._write_ends()
+            return LastMessage(self.services, left, end_lifespan=self._stack.aclose, cancel=self._end_services)
+        if left is not None:
+            await self._write_ends()
+            await self._leave()
+        return None
+
+    async def _wait_for_jobs(self, deadline: float) -> int | None:
+        """Take no more jobs, and wait for those that run; how many still do at the deadline. None: it is over, or had
+        not begun."""
+        if self.state.phase in ("starting", "stopped"):
+            await (self._leave() if self._prepared and self.state.phase == "starting" else self._end_lifespan())
+            self.state.phase = "stopped"
+            return None
+        self._stopping = True
         self.quiet()
         await within(asyncio.wait([self._fetching]), max(0.1, deadline - monotonic()))
         await within(self.services.rate_limiter.idle(), max(0.1, deadline - monotonic()))
         services = self.services
         services.held_jobs.give_back(services.held_jobs.hand_back())
-        left = await self._wait_for_jobs(deadline)
-        await within(self.services.completer.flushed(), FLUSH_SECONDS)
-        await within(self.services.unblocker.idle(), HAND_ON_SECONDS)
-        await self._leave()
-        return left
-
-    async def _wait_for_jobs(self, deadline: float) -> int:
-        if await within(self.services.executor.idle(), deadline - monotonic()):
+        if await within(services.executor.idle(), deadline - monotonic()):
             return 0
-        left = len(self.services.running.runs)
+        return len(services.running.runs)
+
+    async def _stop_jobs(self, then: str) -> None:
         self.services.executor.cancel()
         await within(self.services.executor.idle(), STOP_SECONDS)
         for job in self.services.running.jobs():
-            message = "job %d (%s) could not be stopped; it is given back when this worker's lease is over"
-            log.error(message, job.id, job.task, extra=fields(job))
-        return left
+            log.error("job %d (%s) could not be stopped; %s", job.id, job.task, then, extra=fields(job))
+
+    async def _write_ends(self) -> None:
+        await within(self.services.completer.flushed(), FLUSH_SECONDS)
+        await within(self.services.unblocker.idle(), HAND_ON_SECONDS)
+
+    async def _end_services(self) -> None:
+        """End all but the heartbeat. One that does not end does not keep the others."""
+        self.state.phase = "stopped"
+        self.services.lease_guard.close()
+        services = list(self._tasks)
+        for service in services:
+            service.cancel()
+        await asyncio.wait([*services, asyncio.ensure_future(asyncio.sleep(0))], timeout=STOP_SECONDS)
+
+    async def _end_lifespan(self) -> None:
+        """Let the application take down what it has set up; for a process that ends until a deadline."""
+        if self._lifespan_until is None:
+            await self._stack.aclose()
+            return
+        ending = asyncio.ensure_future(self._stack.aclose())
+        done, _ = await asyncio.wait([ending], timeout=max(0.0, self._lifespan_until - monotonic()))
+        if done:
+            ending.result()
+        else:
+            log.error("the lifespan has not ended %g s after the grace, and ends with this process", LIFESPAN_SECONDS)
 
     async def _leave(self) -> None:
         self.state.phase = "stopped"
@@ -340,7 +394,7 @@ class Worker:
             log.warning("could not sign off: %s; rescue will notice", one_line(error))
         await self.services.close_sessions()
         self.services.executor.close()
-        await self._stack.aclose()
+        await self._end_lifespan()
         self._end()
 
     async def _stop_heartbeat(self) -> None:

@@ -54,7 +54,7 @@ ROOMS = {
     "leader": "fetch.watermark left_alone mover state",
     "concurrency": "doubles left_alone mover run.slots state",
     "transactions": "complete.outcome_sql run.run run.running_jobs state",
-    "liveness": "doubles left_alone mover run.run run.running_jobs state",
+    "liveness": "doubles left_alone mover run.child_processes run.run run.running_jobs state",
     "fetch": "concurrency doubles leader.election left_alone mover run.slots state",
     "context": "complete run state transactions",
     "counters": "run.running_jobs state",
@@ -65,7 +65,8 @@ ROOMS = {
     "services": (
         "capacity complete concurrency context counters duties fetch held_jobs leader liveness run state transactions"
     ),
-    "worker": "liveness services settings state",
+    "last_message": "complete.outcome_sql run.child_processes services",
+    "worker": "last_message liveness run.executor services settings state",
 }
 EXEMPT = {
     ("client.handle", "admin.queries"),  # a handle asks as `get` does; that module knows none of the client

@@ -115,6 +115,8 @@ class Completer:
         """How long each round trip of a flush took."""
         self.counted: Callable[[Sequence[Ended]], None] = lambda entries: None
         """Told which jobs this worker has ended, with the outcomes that count. Set by `services`."""
+        self._leaves_out: Outcome | None = None
+        self._left_out: list[Ended] = []
         self._session = session
         self._state = state
         self._outcome_sql = outcome_sql
@@ -161,6 +163,14 @@ class Completer:
         if outcome is not COMPLETED:
             report(job, outcome)
 
+    def leave_out(self, outcome: Outcome) -> None:
+        """From now on jobs with this very outcome are not written: they count as flushed, and are in `left_out`."""
+        self._leaves_out = outcome
+
+    def left_out(self) -> list[Ended]:
+        """The jobs with the outcome of `leave_out` so far."""
+        return self._left_out + [each for each in list(self._waiting) if each[1] is self._leaves_out]
+
     def begin_anew(self) -> None:
         """The worker has another id, under which the numbers of claims begin anew. Nothing is unwritten."""
         self._ids = {self._state.id}
@@ -191,6 +201,9 @@ class Completer:
             waiting = self._waiting
             self._in_flight = self._locked + [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
             self._locked = []
+            if self._leaves_out is not None:
+                self._left_out += [each for each in self._in_flight if each[1] is self._leaves_out]
+                self._in_flight = [each for each in self._in_flight if each[1] is not self._leaves_out]
             if self._busy and monotonic() >= self._busy_at:
                 self._in_flight += self._busy
                 self._busy = []

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 
 from pgqueue.options import names_options
+from pgqueue.worker.run.child_processes import kill_children
 
 STUCK = 6
 """The exit code."""
@@ -80,4 +81,5 @@ def _end(stuck: str, most: float) -> None:
     )
     os.write(2, text.encode())
     faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+    kill_children()
     os._exit(STUCK)

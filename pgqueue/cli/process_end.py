@@ -1,0 +1,104 @@
+"""The end of a worker process at a deadline, whatever still runs in it: a handler, a thread, a hook of `atexit`.
+
+Only `pgqueue work` has one. A thread waits for the deadline; it is started first, because later there may be none to be
+had. What it says is written without the logger: a thread that hangs may hold the lock of its handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+from types import CodeType
+from typing import NoReturn
+
+from pgqueue.worker.run.child_processes import children, kill_children
+
+log = logging.getLogger("pgqueue")
+
+ORDERLY_SECONDS = 5.0
+"""After an orderly stop: for tasks that are cancelled, threads, `atexit`, coverage."""
+LAST_SECONDS = 19.5
+"""After the grace: to stop handlers, write outcomes and sign off. The supervisor kills after 20."""
+FLUSH_SECONDS = 1.0
+WAITING = ("threading.py", "asyncio/runners.py", "asyncio/base_events.py", "selectors.py")
+
+
+class ProcessEnd:
+    """Ends this process. Made on its event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadlines: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        threading.Thread(target=self._wait, name="pgqueue-end", daemon=True).start()
+
+    def within(self, seconds: float, code: int) -> None:
+        """From now on the process has so many seconds to end by itself. Then it is ended, with this exit code."""
+        self._deadlines.put((monotonic() + seconds, code))
+
+    def at_once(self, code: int) -> NoReturn:
+        """End the process now."""
+        kill_children()
+        os._exit(code)
+
+    def _wait(self) -> None:
+        deadline, code = self._deadlines.get()
+        while (left := deadline - monotonic()) > 0:
+            with suppress(queue.Empty):
+                deadline, code = self._deadlines.get(timeout=min(left, 3_600.0))  # more than some days is no timeout
+        try:
+            what = "; ".join(self._left()) or "something outside of Python's threads"
+            write(
+                f"this process does not end by itself, and is ended (exit code {code}); it is kept by: {what}", "ERROR"
+            )
+        finally:
+            self.at_once(code)
+
+    def _left(self) -> Iterator[str]:
+        """What may keep this process: threads with the line where they stand, tasks, and children that it waits for."""
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            frame = frames.get(thread.ident or 0)
+            if frame is not None and not thread.daemon and not _waits(thread, frame.f_code):
+                yield f"thread {thread.name} at {frame.f_code.co_filename}:{frame.f_lineno}"
+        if not self._loop.is_closed():
+            for task in asyncio.all_tasks(self._loop):
+                yield f"task {getattr(task.get_coro(), '__qualname__', task.get_name())}"
+        for child in children():
+            yield f"process {child.name} of multiprocessing"
+
+
+def _waits(thread: threading.Thread, code: CodeType) -> bool:
+    """Whether it keeps nothing: the main thread waits for the others or for the loop, one of a pool for work."""
+    if thread is threading.main_thread():
+        return code.co_filename.endswith(WAITING)
+    return code.co_name == "_worker" and code.co_filename.endswith("concurrent/futures/thread.py")
+
+
+def flush_logs() -> None:
+    """Let the handlers of the root logger write what they keep back, for a second at most: one may hang."""
+
+    def flush() -> None:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+
+    flushing = threading.Thread(target=flush, name="pgqueue-flush", daemon=True)
+    try:
+        flushing.start()
+    except RuntimeError:  # no thread can be had: each line was written when it came, if no handler keeps lines back
+        return
+    flushing.join(FLUSH_SECONDS)
+
+
+def write(message: str, level: str = "WARNING") -> None:
+    """Write a log line without the logger, whose lock may be held: by the write that a signal has interrupted, or by a
+    thread that hangs."""
+    record = logging.makeLogRecord({"name": log.name, "levelname": level, "msg": message})
+    for handler in logging.getLogger().handlers[:1]:
+        os.write(2, f"{handler.format(record)}\n".encode())
