@@ -210,7 +210,8 @@ class Commit:
             return None
         if not committing:  # a batch of an iteration is undone before its error comes to the end of the handler
             self._note(conn)
-        return self._undo(conn, session, committed, self._began)
+        left = not committed and not self._around.running.stopping(self._job)
+        return self._undo(conn, session, committed, self._began, left)
 
     # Bodies ----------------------------------------------------------------------------------------------------------
 
@@ -281,9 +282,10 @@ class Commit:
             await self.undo()
 
     async def undo(self) -> None:
-        """Release the connection: after a commit as it is, else closed. In every case the last step; safe to repeat.
+        """Release the connection. In every case the last step; safe to repeat.
 
-        Closed, and not rolled back: what the handler left behind may still have it, and writes nowhere any more.
+        After a commit it goes back as it is. If the handler has left by itself, its session goes on in another one
+        (`Side.undo`): what the handler left behind may still have this one. Else it is closed.
         """
         if left := self.leave():
             await left
@@ -344,15 +346,24 @@ class Commit:
             self._lose()
         return mine, was_done
 
-    async def _undo(self, conn: Any, session: Any = None, committed: bool = False, began: float | None = None) -> None:
+    async def _undo(
+        self,
+        conn: Any,
+        session: Any = None,
+        committed: bool = False,
+        began: float | None = None,
+        left: bool = False,
+    ) -> None:
         try:
             if session is not None:
-                left = session.leave()
+                leaving = session.leave()
                 if self._side.is_async:
-                    await left
+                    await leaving
         finally:
             try:
-                if not committed:
+                if left:
+                    conn = await self._side.undo(conn)
+                elif not committed:
                     await self._side.close(conn)
             finally:
                 await self._side.release(conn)

@@ -37,7 +37,7 @@ BEGIN = b"BEGIN; SET LOCAL lock_timeout = '%ds'; " % LOCK_SECONDS + MARK
 ROLLBACK = b"ROLLBACK"
 ANEW = b"; ".join((ROLLBACK, BEGIN))
 COMMIT = b"COMMIT"
-# After the COMMIT, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
+# After the end, in a transaction of its own. Should it fail, the job has ended all the same: its row is gone.
 CLEARING = (
     b"RESET SESSION AUTHORIZATION",
     b"RESET ROLE",
@@ -67,6 +67,11 @@ class CommitMessage:
         """Whether this is the prepared statement, with parameters that can go as text."""
         return self.usable and statement.sql == self.source and statement.params["result"] is None
 
+    def preparing(self, number: int) -> bytes:
+        """What prepares them, for the `number`th time on a connection."""
+        named = [b"PREPARE %b AS %b" % (name(number, index), each) for index, each in enumerate(self.statements)]
+        return b"; ".join(named)
+
     def completion(self, number: int, statement: Statement[Any], pgconn: PGconn, info: ConnectionInfo) -> bytes:
         """The statement, as the `number`th preparing on this connection has it."""
         values = [literal(statement.params[each], pgconn, info) for each in self.names]
@@ -81,6 +86,13 @@ def ending(number: int | None, early: bool) -> bytes:
     if early:  # what clears must not be undone with what follows
         return b"; ".join((COMMIT, b"BEGIN", *CLEARING, unlock, COMMIT, BEGIN))
     return b"; ".join((COMMIT, *CLEARING, unlock))
+
+
+def undoing(begun: bool, preparing: bytes | None) -> bytes:
+    """ROLLBACK if a transaction has `begun`, and what clears the session, also of all that was prepared; then it is
+    prepared anew."""
+    first, last = ((ROLLBACK,) if begun else ()), ((preparing,) if preparing else ())
+    return b"; ".join((*first, *CLEARING, b"DEALLOCATE ALL", *last, UNLOCK))
 
 
 @lru_cache(64)

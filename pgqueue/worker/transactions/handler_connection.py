@@ -31,7 +31,8 @@ gets it waits for one message less.
 5. A second transaction of one job is never one that was begun early.
 6. If its session has died meanwhile, the handler's first statement fails, and the job runs again in place.
 
-The completion is prepared when the connection is made, under a name of the worker's. Handlers can drop it:
+The completion is prepared when the session is new, or was cleared after a failed attempt, under a name of the worker's.
+Handlers can drop it:
 
 1. After a DROP, an ALTER or a rollback to a savepoint, psycopg drops all statements of the session, and says so
    (`_deallocate`). From there on this connection sends the completion by itself, which needs no name. When it has ended
@@ -54,6 +55,7 @@ from psycopg import (
     NotSupportedError,
     OperationalError,
     ProgrammingError,
+    pq,
 )
 from psycopg.errors import SerializationFailure, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
@@ -70,7 +72,7 @@ from pgqueue.worker.transactions.commit_message import (
     CommitMessage,
     answers,
     ending,
-    name,
+    undoing,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +93,9 @@ REFUSALS = ("PGQ01", "PGQ03", "23", "40001")
 """The beginnings of SQLSTATEs that nothing after a COMMIT that took place can raise: a completion that found no row of
 this run, or no mark of this transaction, constraints, serialization. So is a full NOTIFY queue (`notify_queue`), for
 what follows notifies nothing. Whatever else a deferred trigger raises is settled, which only takes longer."""
+GONE = pq.PGconn.connect_start(b"port=none")
+"""A connection of libpq that is closed: what a connection has whose session went to its heir."""
+GONE.finish()
 DROPPED = (
     "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "from now on this worker does without"
@@ -122,7 +127,9 @@ class _Both:
     info: ConnectionInfo
     _exchange: Callable[..., Awaitable[PGresult]]
     """The last answer to a message: the error, if there is one. If it `commits`, there must be something to commit."""
-    _answers_to_preparing: Callable[[], Awaitable[list[PGresult]]]
+    hand_over: Callable[[], Awaitable[bool]]
+    """Undo the transaction, clear the session, and leave it to the `heir`: this connection is closed from then on.
+    False if it is in the middle of something. Raises what prevents it; then the caller closes the connection."""
 
     own = False
     """Whether its session is the worker's alone."""
@@ -205,15 +212,30 @@ class _Both:
         self._heed(await self._exchange(message, commits=True))
 
     async def _prepare(self) -> None:
+        assert self.prepared is not None
         self.number += 1
-        for answer in await self._answers_to_preparing():
-            _raise(answer, self.info)
+        await self._say(self.prepared.preparing(self.number))
         self.ready = True
 
-    def _to_prepare(self) -> list[tuple[bytes, bytes]]:
-        """Names, and their statements."""
-        assert self.prepared is not None
-        return [(name(self.number, index), statement) for index, statement in enumerate(self.prepared.statements)]
+    def heir(self) -> Any:
+        """A new connection to the session of this one, which has it alone after `hand_over`.
+
+        What the worker and its pool have noted here goes along; what a handler has set here does not.
+        """
+        made: Any = type(self)
+        heir = made(self.pgconn)
+        vars(heir).update({name: value for name, value in vars(self).items() if name not in vars(heir)})
+        heir._autocommit, heir.number, heir.undisturbed, heir.kept, heir.ended_by_handler = True, 1, 0, False, False
+        heir.ready = self._can_prepare()
+        return heir
+
+    def _handing_over(self) -> bytes | None:
+        """The message for `hand_over`; None if the server waits for something else, or this side for an answer."""
+        status = self.pgconn.transaction_status
+        if self.pgconn.pipeline_status or status in (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN):
+            return None
+        again = self.prepared.preparing(1) if self.prepared is not None and self._can_prepare() else None
+        return undoing(status != TransactionStatus.IDLE, again)
 
     def can_take(self, statement: Statement[Any]) -> bool:
         """Whether `end` can take this statement along. Not in a failed transaction: sent alone, it says why."""
@@ -323,11 +345,17 @@ class HandlerConnection(_Both, Connection[Any]):
             self._look_at_link()
             return answer
 
-    async def _answers_to_preparing(self) -> list[PGresult]:
-        with self.lock, answered(self):
-            found = [self.pgconn.prepare(named, statement) for named, statement in self._to_prepare()]
-            self._look_at_link()
-        return found
+    async def hand_over(self) -> bool:
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            message = self._handing_over()
+            if message is not None:
+                _raise(self._last(message), self.info)
+                self.pgconn = GONE
+            return message is not None
+        finally:
+            self.lock.release()
 
     def _look_at_link(self) -> None:
         if self.pgconn.status != ConnStatus.OK:
@@ -363,14 +391,15 @@ class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
             found: list[PGresult] = await self.wait(answers(self.pgconn))
             return found[-1]
 
-    async def _answers_to_preparing(self) -> list[PGresult]:
-        found: list[PGresult] = []
+    async def hand_over(self) -> bool:
+        if self.lock.locked():
+            return False
         async with self.lock:
-            with answered(self):
-                for named, statement in self._to_prepare():
-                    self.pgconn.send_prepare(named, statement)
-                    found += await self.wait(answers(self.pgconn))
-        return found
+            message = self._handing_over()
+            if message is not None:
+                _raise(await self._last(message), self.info)
+                self.pgconn = GONE
+            return message is not None
 
 
 class answered:

@@ -8,11 +8,23 @@ first asked for: a worker whose tasks want none has none.
 2. A connection that broke on this side stays known until its session has been ended. The server may not have noticed,
    and the next attempt would run into its locks. A connection that turns out to be dead at this step goes to no job.
 3. A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
-   cleared in the message that commits (`commit_message`). A connection that did not commit is closed.
+   cleared in the message that commits, or undoes the transaction of an attempt that failed (`commit_message`).
 4. If that message has begun a transaction early, the connection stays here for the next job, outside of its pool. If no
    job comes, the transaction is undone.
 5. Behind a transaction pooler a session belongs to no connection alone. So there is nothing to clear, and no session to
    end by its name in pg_stat_activity.
+
+The session of an attempt that failed is kept, in a new connection (`undo`):
+
+1. What the handler left behind, a task or a thread, may still have its connection and cursors of it. If that connection
+   were lent again, it would write in the transaction of another job.
+2. So the session goes to an heir, under the connection's lock: no statement comes between what clears it and that. From
+   then on the old connection is closed. Its cursors send by it, also those that wait for its lock.
+3. It is kept only if the server waits for a statement. In the middle of one, of a COPY or a pipeline, its state is
+   unknown.
+4. Prepared statements go, too: psycopg does the same after a rollback, as what they name may have gone with it.
+5. Closed are all others: behind a pooler; after a stop, which may have broken into the driver at any step; if the job
+   was taken from its handler, which may be anywhere; if the answer does not come in time.
 
 If there are fewer connections than slots, a job first waits for a permit (`permits`):
 
@@ -26,6 +38,7 @@ If there are fewer connections than slots, a job first waits for a permit (`perm
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -38,9 +51,9 @@ from weakref import WeakKeyDictionary
 from psycopg import AsyncConnection, Error, OperationalError
 from psycopg.rows import tuple_row
 
-from pgqueue.database import forks
-from pgqueue.database.backoff import to_its_end
-from pgqueue.database.sessions import Identity, Link, options, own
+from pgqueue.database import alarms, forks
+from pgqueue.database.backoff import one_line, to_its_end
+from pgqueue.database.sessions import Identity, Link, hang_up, options, own
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.worker.transactions.commit_message import CommitMessage
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
@@ -52,12 +65,16 @@ from pgqueue.worker.transactions.steps import asend, awaited, blocked, run, send
 if TYPE_CHECKING:
     from psycopg_pool import PoolClosed
 
+log = logging.getLogger("pgqueue")
+
 # A job waits no longer than this in a pool: it has a slot's connection or a permit, so only the database can be away.
 # For a permit it waits as long as other jobs have theirs and it may run itself: that ends the wait, no time limit here.
 GET_SECONDS = 30.0
 IDLE_SECONDS = 60.0
 # A transaction begun early may stand so long without a job; a stop waits so long for those that are being undone.
 STALE_SECONDS = UNDO_SECONDS = 1.0
+# A session that is not cleared in this time is closed.
+CLEAR_SECONDS = 5.0
 
 C = TypeVar("C", HandlerConnection, AsyncHandlerConnection)
 
@@ -106,6 +123,23 @@ class Side(Generic[C]):
 
     async def close(self, conn: Any) -> None:
         await self.wait(conn.close())
+
+    async def undo(self, conn: C) -> C:
+        """Undo the transaction of a handler that has left; the connection that is to be released. It is closed if its
+        session cannot be cleared, or does not answer in time."""
+        over = False
+        try:
+            if conn.own and not conn.closed:
+                heir = self.pools.heir_of(conn)
+                with alarms.after(CLEAR_SECONDS, partial(hang_up, conn)):
+                    over = await conn.hand_over()
+                return heir if over else conn
+        except Error as error:
+            log.debug("a connection of a failed attempt is closed: %s", one_line(error))
+        finally:
+            if not over:
+                await self.close(conn)
+        return conn
 
     async def put(self, conn: C) -> None:
         putting = self.pool.putconn(conn)
@@ -331,6 +365,14 @@ class HandlerPool:
         identity = self._known.get(conn)
         if conn.broken and identity is not None:
             self.orphans.add(identity)
+
+    def heir_of(self, conn: C) -> C:
+        """The heir of this connection; its session is known all the time."""
+        heir: C = conn.heir()
+        forks.cut_in_children(heir)
+        with self._naming:
+            self._known[heir] = self._known[conn]
+        return heir
 
     def end_of(self, orphan: Identity) -> Statement[None]:
         """What ends its session."""

@@ -33,7 +33,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     say = handler_connection._Both._say
 
     async def says(conn: handler_connection._Both, command: bytes) -> None:
-        commands.append(command.rstrip(b"0123456789"))  # without its mark
+        if not command.startswith(b"PREPARE"):
+            commands.append(command.rstrip(b"0123456789"))  # without its mark
         await say(conn, command)
 
     def adapt(pool: SlotGroup, least: int = 0) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from contextlib import suppress
+from time import sleep
 from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
 from accounts import accounts, balances
 from faults import Wire
 from handler_pools import FOUND, LEFT, SESSIONS, restless, tidied, whole
 from psycopg_pool import PoolTimeout
-from transactional_tasks import BOTH, declared, enqueued
+from transactional_tasks import BOTH, declared, enqueued, outcomes
 from workers import Eyes, until, work
 
-from pgqueue import Job
+import pgqueue
+from pgqueue import Fail, Job
 from pgqueue.database.sessions import Identity, Link
 from pgqueue.database.statements import Statement
 from pgqueue.worker.transactions import handler_pool
@@ -78,6 +82,164 @@ async def test_nothing_of_a_session_is_left_to_the_next_job(
             assert accounts.one("SELECT pg_try_advisory_xact_lock(42)")
     before, after = found
     assert after == before
+
+
+ENDED = "SELECT count(*) FROM pgqueue.job WHERE state IN ('completed', 'failed')"
+OTHERS = "SELECT count(*) FROM pg_prepared_statements WHERE name NOT LIKE 'pgqueue%'"
+
+
+@pytest.mark.promise("F198")
+@pytest.mark.parametrize("how", ["in its transaction", "after an error", "after its own COMMIT"])
+@BOTH
+async def test_nothing_of_a_session_is_left_by_an_attempt_that_failed(
+    dsn: str, accounts: Eyes, how: str, on_loop: bool
+) -> None:
+    """And the session is the same. Naive: it is rolled back and lent again."""
+    found: list[Any] = []
+    before = ["COMMIT"] if how == "after its own COMMIT" else []
+    after = ["SELECT 1 / 0"] if how == "after an error" else []
+
+    def looks(job: Job) -> None:
+        conn = job.connection
+        found.append([*(conn.execute(sql).fetchone() for sql in (FOUND, OTHERS)), conn.prepare_threshold])
+
+    async def alooks(job: Job) -> None:
+        conn = await job.aconnection()
+        rows = [await (await conn.execute(sql)).fetchone() for sql in (FOUND, OTHERS)]
+        found.append([*rows, conn.prepare_threshold])
+
+    def leaves(job: Job) -> None:
+        conn = job.connection
+        with suppress(psycopg.errors.DivisionByZero):
+            for sql in (*before, *LEFT, *after):
+                conn.execute(sql, prepare="now" in sql or "SELECT pg_adv" in sql)
+        conn.row_factory, conn.cursor_factory, conn.prepare_threshold = psycopg.rows.dict_row, psycopg.RawCursor, 0
+        raise Fail("as it wants")
+
+    async def aleaves(job: Job) -> None:
+        conn = await job.aconnection()
+        with suppress(psycopg.errors.DivisionByZero):
+            for sql in (*before, *LEFT, *after):
+                await conn.execute(sql, prepare="now" in sql or "SELECT pg_adv" in sql)
+        conn.row_factory, conn.cursor_factory = psycopg.rows.dict_row, psycopg.AsyncRawCursor
+        conn.prepare_threshold = 0
+        raise Fail("as it wants")
+
+    looking, leaving = declared(alooks if on_loop else looks), declared(aleaves if on_loop else leaves)
+    async with work(dsn, looking, leaving, concurrency=1) as worker:
+        for asked, state in ((looking, "completed"), (leaving, "failed"), (looking, "completed")):
+            await until(accounts.is_in(enqueued(dsn, asked), state))
+            await until(lambda: whole(worker))
+            assert accounts.one("SELECT pg_try_advisory_xact_lock(42)")
+        assert len(worker.services.handler_pool.identities()) == 1
+    assert found[1] == found[0]
+
+
+@pytest.mark.promise("F198")
+@pytest.mark.parametrize("what", ["a statement", "a pipeline", "a COPY", "a stop"])
+@BOTH
+async def test_a_session_that_is_in_the_middle_of_something_goes_to_no_other_job(
+    dsn: str, accounts: Eyes, what: str, on_loop: bool
+) -> None:
+    """Nor does the attempt wait for what the handler has left there."""
+    pids, kept = list[int](), list[Any]()
+
+    def begun() -> bool:
+        return bool(
+            accounts.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND pid = %s", pids[0])
+        )
+
+    def looks(job: Job) -> None:
+        pids.append(job.connection.info.backend_pid)
+
+    async def alooks(job: Job) -> None:
+        pids.append((await job.aconnection()).info.backend_pid)
+
+    def leaves(job: Job) -> None:
+        if job.attempt > 1:
+            return
+        conn = job.connection
+        pids.append(conn.info.backend_pid)
+        match what:
+            case "a statement":
+                kept.append(threading.Thread(target=sleeps, args=(conn,)))
+                kept[0].start()
+                while not begun():
+                    sleep(0.01)
+            case "a pipeline":
+                kept.append(conn.pipeline())
+                kept[0].__enter__()
+            case "a COPY":
+                conn.pgconn.exec_(b"COPY effect FROM STDIN")
+            case "a stop":
+                while True:
+                    sleep(0.01)
+        raise Fail("as it wants")
+
+    async def aleaves(job: Job) -> None:
+        if job.attempt > 1:
+            return
+        conn = await job.aconnection()
+        pids.append(conn.info.backend_pid)
+        match what:
+            case "a statement":
+                kept.append(asyncio.ensure_future(conn.execute("SELECT pg_sleep(600)")))
+                await until(begun)
+            case "a pipeline":
+                kept.append(conn.pipeline())
+                await kept[0].__aenter__()
+            case "a COPY":
+                conn.pgconn.exec_(b"COPY effect FROM STDIN")
+            case "a stop":
+                await asyncio.sleep(3600)
+        raise Fail("as it wants")
+
+    leaving = declared(aleaves if on_loop else leaves, **({"timeout": 0.3} if what == "a stop" else {}))
+    looking = declared(alooks if on_loop else looks)
+    async with work(dsn, looking, leaving, concurrency=1) as worker:
+        await until(accounts.is_in(enqueued(dsn, leaving), "completed" if what == "a stop" else "failed"))
+        await until(lambda: whole(worker))
+        await until(accounts.is_in(enqueued(dsn, looking), "completed"))
+    assert len(set(pids)) == 2
+    if what == "a statement":
+        accounts.do("SELECT pg_terminate_backend(%s)", pids[0])
+        if on_loop:
+            kept[0].cancel()
+        await (asyncio.wait(kept) if on_loop else asyncio.to_thread(kept[0].join, 30))
+
+
+@pytest.mark.promise("F198")
+@BOTH
+async def test_a_dead_link_holds_up_no_attempt_that_failed(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    """The session is ended by the next one: it had a row locked."""
+    monkeypatch.setattr(handler_pool, "CLEAR_SECONDS", 0.2)
+    takes = "UPDATE account SET balance = balance - 10 WHERE id = 1"
+    with Wire(dsn) as wire:
+
+        def fails(job: Job) -> None:
+            job.connection.execute(takes)
+            if job.attempt == 1:
+                wire.kill("pgqueue job")
+                raise ValueError
+
+        async def afails(job: Job) -> None:
+            await (await job.aconnection()).execute(takes)
+            if job.attempt == 1:
+                wire.kill("pgqueue job")
+                raise ValueError
+
+        failing = declared(afails if on_loop else fails)
+        async with work(wire.dsn, failing, concurrency=1) as worker:
+            await until(accounts.is_in(enqueued(dsn, failing), "completed"))
+            assert worker.services.handler_pool.orphans == set()
+    assert (outcomes(accounts), balances(accounts)[0]) == (["failed"], 90)
+
+
+def sleeps(conn: psycopg.Connection[Any]) -> None:
+    with suppress(psycopg.OperationalError):
+        conn.execute("SELECT pg_sleep(600)")
 
 
 # How many there are --------------------------------------------------------------------------------------------------
@@ -216,6 +378,71 @@ async def test_a_connection_that_died_in_the_pool_goes_to_no_job_beside_a_sessio
         await do(side.release(conn))
     finally:
         await lender.close()
+
+
+@pytest.mark.promise("F197")
+@pytest.mark.parametrize("size", [None, 2], ids=["a connection for each slot", "permits"])
+@BOTH
+async def test_sessions_that_ended_while_idle_cost_no_attempt(
+    dsn: str, accounts: Eyes, size: int | None, on_loop: bool
+) -> None:
+    """Whatever asks for the connection. Naive: the first job finds one dead. The statement that is to end its session
+    goes to the next dead one, on behalf of another job."""
+    held, free = threading.Semaphore(0), threading.Event()
+    write = "INSERT INTO effect VALUES (1)"
+
+    def numbers(cursor: int | None) -> list[tuple[int, int]]:
+        return [(n, n) for n in range((cursor or 0) + 1, 4)]
+
+    def hold() -> None:
+        held.release()
+        assert free.wait(30)
+
+    def writes(job: Job, way: str) -> None:
+        if way == "iterate":
+            for _ in job.iterate(numbers, 1):
+                job.connection.execute(write)
+            return
+        if way == "session":
+            job.session().execute(sqlalchemy.text(write))
+        else:
+            job.connection.execute(write)
+        if way == "hold":
+            hold()
+
+    async def awrites(job: Job, way: str) -> None:
+        if way == "iterate":
+            async for _ in job.aiterate(numbers, 1):
+                await (await job.aconnection()).execute(write)
+            return
+        if way == "session":
+            await (await job.asession()).execute(sqlalchemy.text(write))
+        else:
+            await (await job.aconnection()).execute(write)
+        if way == "hold":
+            await asyncio.to_thread(hold)
+
+    writing = pgqueue.task(name="idle.writes", transactional=True, retry=1)(awrites if on_loop else writes)
+    locked = pgqueue.task(name="idle.locked", transactional=True, retry=1, lock="one", timeout=60)(
+        awrites if on_loop else writes
+    )
+    async with work(dsn, writing, locked, concurrency=4, pool_size=size, poll=0.05) as worker:
+        jobs = size or 4
+        for _ in range(jobs):
+            enqueued(dsn, writing, "hold")
+        await asyncio.to_thread(lambda: [held.acquire(timeout=30) for _ in range(jobs)])
+        free.set()
+        await until(accounts.done(jobs))
+        for way in ("connection", "iterate", "session"):
+            await until(lambda: whole(worker))
+            dead = [pid for pid, _ in accounts.backends("pgqueue job")]
+            for pid in dead:
+                accounts.do("SELECT pg_terminate_backend(%s, 10000)", pid)
+            for asked in (writing, writing, writing, locked, locked):
+                enqueued(dsn, asked, way)
+            jobs += 5
+            await until(lambda: accounts.one(ENDED) >= jobs)  # noqa: B023
+            assert outcomes(accounts) == []
 
 
 @pytest.mark.promise("I11")

@@ -44,7 +44,7 @@ THRICE = RetryPolicy(attempts=3, first=0.01, most=0.02)
         (Side, "acquire"),
         (HandlerConnection, "begin"),
         (Transaction, "undo"),
-        (HandlerConnection, "close"),
+        (HandlerConnection, "hand_over"),
         (Side, "release"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",

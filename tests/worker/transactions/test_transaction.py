@@ -108,37 +108,47 @@ async def test_who_asks_while_the_run_ends_gets_no_connection(
 
 
 @BOTH
+@pytest.mark.promise("F198")
 async def test_what_outlives_a_failed_attempt_writes_nowhere(dsn: str, accounts: Eyes, on_loop: bool) -> None:
-    """Neither into the next attempt's transaction nor into another job's: its connection is closed."""
+    """Neither into the next attempt's transaction nor into another job's: its connection is closed.
+
+    The session goes on. Naive: the connection is lent again. Or a cursor of before still has the session.
+    """
     over = threading.Event()
     said: list[str] = []
     siblings: list[Any] = []
+    pids = set[int]()
+    write = "INSERT INTO effect VALUES (1, 'late')"
 
-    def late(job: Job, conn: Any) -> None:
+    def late(conn: Any, *cursors: Any) -> None:
         assert over.wait(30)
-        with pytest.raises(psycopg.OperationalError) as refused:
-            conn.execute("INSERT INTO effect VALUES (%s, 'late')", [job.id])
-        said.append(str(refused.value))
+        for each in (conn, *cursors):
+            with pytest.raises(psycopg.OperationalError) as refused:
+                each.execute(write)
+            said.append(str(refused.value))
 
-    async def alate(job: Job, conn: Any) -> None:
+    async def alate(conn: Any, *cursors: Any) -> None:
         assert await asyncio.to_thread(over.wait, 30)
-        with pytest.raises(psycopg.OperationalError) as refused:
-            await conn.execute("INSERT INTO effect VALUES (%s, 'late')", [job.id])
-        said.append(str(refused.value))
+        for each in (conn, *cursors):
+            with pytest.raises(psycopg.OperationalError) as refused:
+                await each.execute(write)
+            said.append(str(refused.value))
 
     def fails(job: Job) -> None:
         conn = job.connection
+        pids.add(conn.info.backend_pid)
         conn.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, f"attempt {job.attempt}"])
         if job.attempt == 1:
-            siblings.append(threading.Thread(target=late, args=(job, conn)))
+            siblings.append(threading.Thread(target=late, args=(conn, conn.cursor(), psycopg.ClientCursor(conn))))
             siblings[0].start()
             raise ValueError
 
     async def afails(job: Job) -> None:
         conn = await job.aconnection()
+        pids.add(conn.info.backend_pid)
         await conn.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, f"attempt {job.attempt}"])
         if job.attempt == 1:
-            siblings.append(asyncio.ensure_future(alate(job, conn)))
+            siblings.append(asyncio.ensure_future(alate(conn, conn.cursor(), psycopg.AsyncClientCursor(conn))))
             raise ValueError
 
     failing = declared(afails if on_loop else fails)
@@ -147,7 +157,8 @@ async def test_what_outlives_a_failed_attempt_writes_nowhere(dsn: str, accounts:
         over.set()
         await (siblings[0] if on_loop else asyncio.to_thread(siblings[0].join, 30))
         await until(lambda: whole(worker))
-    assert said == ["the connection is closed"]
+    assert said == ["the connection is closed"] * 3
+    assert len(pids) == 1
     assert accounts.all("SELECT note FROM effect") == [("attempt 2",)]
 
 
