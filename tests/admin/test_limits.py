@@ -807,7 +807,7 @@ async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
     async def not_now(self: Sweep, seconds: float = 0.0) -> bool:
         return True
 
-    async def then_sweep(self: Worker, deadline: float) -> int:
+    async def then_sweep(self: Worker, deadline: float) -> int | None:
         left = await wait_for_jobs(self, deadline)
         served = "SELECT FROM pgqueue.worker WHERE state <> 'quiet'"
         await until(lambda: "running" not in eyes.states() and not eyes.all(served), 10)
