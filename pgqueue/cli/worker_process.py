@@ -29,13 +29,13 @@ from pgqueue.cli.process_end import LAST_SECONDS, ORDERLY_SECONDS, ProcessEnd, f
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
-from pgqueue.database.backoff import Backoff, described
+from pgqueue.database.backoff import Backoff, described, starved
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import ReadOnly
 from pgqueue.plain_text import plural
 from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.last_message import LastMessage
-from pgqueue.worker.liveness.watchdog import Watchdog
+from pgqueue.worker.liveness.watchdog import STUCK, Watchdog
 from pgqueue.worker.worker import Worker
 
 log = logging.getLogger("pgqueue")
@@ -64,6 +64,7 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
 
     With a `worker_end` the worker belongs to a supervisor: this one lets it work, and may stop it, too.
     """
+    done: int | None = None
     try:
         facts = _first_look(worker, worker_end)
         name, factory = _loop()
@@ -71,8 +72,11 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
         # it. One more look comes at the end of the process, and takes CPU time from other processes.
         gc.freeze()
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(_serve(worker, grace, stuck, facts | {"loop": name}, worker_end))
+            done = runner.run(_serve(worker, grace, stuck, facts | {"loop": name}, worker_end))
+        return done
     except Exception as error:
+        if done is not None and starved(error):  # the worker has ended, and to end the loop takes a thread
+            return done
         code = code_of(error)
         if code is None:
             raise
@@ -158,7 +162,9 @@ async def _work(
         if worker_end is not None:
             worker_end.empty()
         ended.result()
-        return DONE
+        if worker.worn_out:
+            log.error("this process ends (exit code %d), so that it is replaced", STUCK)
+        return STUCK if worker.worn_out else DONE
     ended.cancel()
     grace = grace if signals.grace is None else signals.grace
     by = signals.name or "ordered by the supervisor"

@@ -220,8 +220,8 @@ class HeldJobs:
                 self.give_back(self.chains.cut(job))
 
     def slots_freed(self) -> None:
-        """The executor has room. If half of the slots are lost to handlers that do not stop, take no more jobs."""
-        if self._services.running.half_lost:
+        """The executor has room, or is worn out: then no more jobs are taken, and what waits is given back."""
+        if self._services.running.worn_out:
             self._services.quiet()
         self._services.rate_limiter.slots_freed()
         self._services.fetcher.slots_freed()

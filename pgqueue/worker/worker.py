@@ -229,6 +229,11 @@ class Worker:
             services.held_jobs.give_back(services.held_jobs.hand_back())
             self._serve(self._drain(), "drain")
 
+    @property
+    def worn_out(self) -> bool:
+        """Whether it has become quiet by itself, since half of its slots are lost, or no thread can be had."""
+        return self._prepared and self.services.running.worn_out
+
     async def quieted(self) -> None:
         """Wait until it takes no more jobs: the last claim it had sent has been answered, too."""
         await asyncio.wait([self._fetching])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import threadless
 from commands import pgqueue, working
 from workers import Eyes, wait_until
 
@@ -93,6 +94,7 @@ if os.environ.get("LIFESPAN"):
         await asyncio.sleep(600)
 """
 
+HARNESS = str(Path(threadless.__file__).parent)
 ATTEMPTS = "SELECT outcome FROM pgqueue.attempt"
 SLOW = """
 CREATE TABLE effect (id int);
@@ -193,3 +195,88 @@ def test_after_an_orderly_stop_the_process_ends_though_something_keeps_it_and_na
         one.says("stopped in order")
         assert says in one.says("this process does not end by itself")
     assert eyes.all("SELECT id FROM pgqueue.worker") == []
+
+
+WEARS = """
+import asyncio, pathlib, time
+import pgqueue
+from pgqueue.worker.run import threads
+from threadless import no_threads
+
+threads.START_SECONDS, threads.AGAIN_SECONDS, threads.STARVED_SECONDS = 0.3, 0.2, 1.0
+
+def goes() -> bool:
+    return pathlib.Path("go").exists()
+
+@pgqueue.task(name="thread", timeout=0.2)
+def thread() -> None:
+    while True:
+        try:
+            time.sleep(0.01)
+        except BaseException:
+            continue
+
+@pgqueue.task(name="coroutine", timeout=0.2)
+async def coroutine() -> None:
+    while True:
+        try:
+            await asyncio.sleep(0.01)
+        except BaseException:
+            continue
+
+@pgqueue.task(name="limit")
+async def limit(way: str) -> None:
+    with no_threads(way):
+        pathlib.Path("begun").touch()
+        while not goes():
+            await asyncio.sleep(0.01)
+
+@pgqueue.task(name="held")
+async def held() -> None:
+    pathlib.Path("begun").touch()
+    while not goes():
+        await asyncio.sleep(0.01)
+
+@pgqueue.task(name="plain")
+def plain() -> None: ...
+"""
+
+
+@pytest.mark.second
+@pytest.mark.promise("F214")
+@pytest.mark.parametrize("lost", ["thread", "coroutine"])
+def test_a_process_that_has_lost_half_of_its_slots_lets_its_jobs_end_and_ends_with_6(
+    lost: str, dsn: str, tmp_path: Path, eyes: Eyes
+) -> None:
+    (tmp_path / "shop.py").write_text(WEARS)
+    with working("shop", "--concurrency", "2", dsn=dsn, cwd=tmp_path, PYTHONPATH=HARNESS) as one:
+        for task in ("held", lost):
+            pgqueue("enqueue", task, dsn=dsn)
+        wait_until((tmp_path / "begun").exists)
+        one.says("half of this worker's slots are lost")
+        pgqueue("enqueue", "plain", dsn=dsn)
+        (tmp_path / "go").touch()
+        assert one.ends() == 6
+        one.says("this process ends (exit code 6), so that it is replaced")
+    states = dict(eyes.all("SELECT task, state FROM pgqueue.job"))
+    assert (states["held"], states["plain"]) == ("completed", "available")
+
+
+@pytest.mark.second
+@pytest.mark.promise("F214", "F40")
+@pytest.mark.parametrize("way", ["refused", "stillborn"])
+def test_a_process_that_gets_no_thread_for_long_gives_back_what_waits_and_ends_with_6(
+    way: str, dsn: str, tmp_path: Path, eyes: Eyes
+) -> None:
+    (tmp_path / "shop.py").write_text(WEARS)
+    with working("shop", dsn=dsn, cwd=tmp_path, PYTHONPATH=HARNESS) as one:
+        pgqueue("enqueue", "limit", f'{{"way": "{way}"}}', dsn=dsn)
+        wait_until((tmp_path / "begun").exists)
+        for _ in range(3):
+            pgqueue("enqueue", "plain", dsn=dsn)
+        one.says("no thread could be started for 1 s")
+        wait_until(lambda: eyes.states() == {"running": 1, "available": 3})
+        (tmp_path / "go").touch()
+        assert one.ends() == 6
+    assert eyes.states() == {"completed": 1, "available": 3}
+    assert eyes.all("SELECT DISTINCT attempt FROM pgqueue.job WHERE state = 'available'") == [(0,)]

@@ -82,7 +82,7 @@ class Executor:
         self._forks = forks.depth
         self._isolation = Isolation()
         self._runs: set[Run] = set()
-        self._threads = Threads(self._run_in_thread)
+        self._threads = Threads(self._run_in_thread, starved=self._wear_out)
         self._turn_ends = 0.0
         self._dispatching = False
         self._ended = asyncio.Event()
@@ -266,9 +266,13 @@ class Executor:
         log.error(message, job.id, job.task, self._running.lost, slots, extra=fields(job))
         if self._running.half_lost:
             log.critical("half of this worker's slots are lost to handlers that do not stop: it takes no more jobs")
-            self._low()
+            self._wear_out()
         if not self._running.runs:
             self._ended.set()
+
+    def _wear_out(self) -> None:
+        self._running.worn_out = True
+        self._low()
 
     def _run_gone(self, run: Run) -> None:
         self._runs.discard(run)

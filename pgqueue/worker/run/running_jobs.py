@@ -31,6 +31,8 @@ class RunningJobs:
         """Everything is being stopped, for good."""
         self.lost = 0
         """Slots with a handler that was to stop and runs on without its job."""
+        self.worn_out = False
+        """Half of the slots were lost, or no thread could be had for long: this worker takes no more jobs."""
         self.lost_ever = 0
         """How often a slot was lost."""
 

@@ -10,6 +10,7 @@ ever, because the new thread died before it could say that it lives. So the loop
 2. The new thread says that it is there. If it has not within `START_SECONDS`, it counts as missing.
 3. What a missing thread should have done stays in the inbox. The next thread that is free takes it.
 4. While threads are missing, another one is tried, after pauses that grow from one second to half a minute.
+5. If for a minute none has come, and none has become free, `starved` is called: another process may have more luck.
 
 Why the count of idle threads stays right. Each entry of the inbox has a thread: one that was idle, one that is coming,
 or one that is missing. A thread that becomes free pays for a missing one first: it has just taken, or will take, that
@@ -35,13 +36,16 @@ START_SECONDS = 5.0
 # Each try may leave a bare thread behind that waits for ever, so the pauses grow.
 AGAIN_SECONDS, AGAIN_MOST = 1.0, 30.0
 SAY_SECONDS = 60.0
+STARVED_SECONDS = 60.0
 
 
 class Threads:
     """Calls `work` in a thread for everything given; `work` answers whether its thread may be used again."""
 
-    def __init__(self, work: Callable[..., bool]) -> None:
+    def __init__(self, work: Callable[..., bool], *, starved: Callable[[], object] = lambda: None) -> None:
         self._work = work
+        self._starved = starved
+        self._starves_since: float | None = None
         self._loop = asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[tuple[tuple[Any, ...], Callable[[], None]] | None] = queue.SimpleQueue()
         self._threads: set[int] = set()
@@ -99,7 +103,7 @@ class Threads:
 
     def _come(self, number: int) -> None:
         self._threads.add(number)
-        self._pause = AGAIN_SECONDS
+        self._pause, self._starves_since = AGAIN_SECONDS, None
         if number in self._coming:
             self._coming.discard(number)
         else:  # it was given up, and comes all the same
@@ -110,7 +114,13 @@ class Threads:
             return
         self._coming.discard(number)
         self._missing += 1
-        if monotonic() - self._said >= SAY_SECONDS:
+        if self._starves_since is None:
+            self._starves_since = monotonic()
+        elif monotonic() - self._starves_since >= STARVED_SECONDS and not self._closed:
+            log.critical("no thread could be started for %g s: this worker takes no more jobs", STARVED_SECONDS)
+            self._starves_since = None
+            self._starved()
+        if self._missing and monotonic() - self._said >= SAY_SECONDS:
             self._said = monotonic()
             jobs = plural(self._missing, "job waits", "jobs wait")
             threads = plural(len(self._threads), "thread is", "threads are")
@@ -132,6 +142,7 @@ class Threads:
                 self._try_soon()
 
     def _free(self) -> None:
+        self._starves_since = None
         if self._missing:
             self._missing -= 1
         else:
