@@ -335,6 +335,7 @@ def _applied_now(conn: Connection, schema: str, line: Line, lock_timeout: float,
 
 def _advance_sequences(conn: Connection, schema: str) -> None:
     with conn.transaction(), _cursor(conn) as cursor:
+        _take_time(cursor)
         if cursor.execute(text("sequences_allowed", schema).encode()).fetchone() == (True,):
             statement = advancing(schema, whole=True)
             statement.read(cursor.execute(statement.sql.encode(), dict(statement.params)).fetchall())
@@ -371,9 +372,8 @@ def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_time
         if own_transaction:
             # With REPEATABLE READ as the role's default we would not see what the process before us has done.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        _set(cursor, lock_timeout=wait, statement_timeout=0)
-        if conn.info.server_version >= 170_000:
-            _set(cursor, transaction_timeout=0)
+        _take_time(cursor)
+        _set(cursor, lock_timeout=wait)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
         if any(row.version == file.version for row in _read_ours(conn, schema, line)):
             return False
@@ -522,6 +522,13 @@ def _cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     utf8(cursor, "")
     return cursor
+
+
+def _take_time(cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
+    """Lift, for this transaction, the timeouts of statements and transactions that role or database have."""
+    _set(cursor, statement_timeout=0)
+    if cursor.connection.info.server_version >= 170_000:
+        _set(cursor, transaction_timeout=0)
 
 
 def _set(cursor: psycopg.Cursor[tuple[Any, ...]], **seconds: float) -> None:
