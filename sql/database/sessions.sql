@@ -29,7 +29,7 @@ SELECT pg_catalog.set_config('search_path', '', true),
 SELECT pg_catalog.set_config(name, pg_catalog.current_setting(name), false)
 FROM pg_catalog.unnest(ARRAY['search_path', 'lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout',
                              'idle_session_timeout', 'plan_cache_mode', 'enable_indexscan', 'enable_seqscan', 'enable_bitmapscan',
-                             'jit', 'row_security', 'array_nulls', 'transaction_timeout', 'datestyle']) AS kept (name)
+                             'jit', 'array_nulls', 'transaction_timeout', 'row_security', 'datestyle']) AS kept (name)
 WHERE pg_catalog.current_setting(name, true) IS NOT NULL AND pg_backend_pid() = %(pid)s::integer
   AND EXISTS (SELECT FROM pg_stat_activity a
               WHERE a.pid = pg_backend_pid() AND a.backend_start > a.xact_start - make_interval(secs => %(seconds)s::float8));
