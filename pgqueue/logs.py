@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from traceback import print_exc
 from typing import Any
 
-from pgqueue.plain_text import FOREIGN, plain_lines
+from pgqueue.plain_text import foreign, plain_lines
 
 # The attributes every record has. All others came with `extra=` and are written as fields.
 _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -44,7 +44,7 @@ def _quiet(call: Callable[..., None], frames: int = 0) -> Callable[..., None]:
             options["stacklevel"] = options.get("stacklevel", 1) + frames
         try:
             call(*args, **options)
-        except FOREIGN:
+        except foreign():
             with suppress(Exception):  # where stderr is closed, too
                 print_exc()
 

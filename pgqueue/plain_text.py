@@ -8,22 +8,29 @@ thing.
 from __future__ import annotations
 
 import json
-from asyncio import CancelledError
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 INDENT = "  "
-FOREIGN = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
-"""What the application's code may raise where it is only asked something. What stops a handler is none of these."""
+
+
+def foreign() -> tuple[type[BaseException], ...]:
+    """What the application's code may raise where it is only asked something. What stops a handler is none of these.
+
+    If asyncio is not imported, nothing raises its CancelledError, and `--help` shall not import it.
+    """
+    cancelled: type[BaseException] = getattr(sys.modules.get("asyncio"), "CancelledError", Exception)
+    return (Exception, KeyboardInterrupt, SystemExit, GeneratorExit, cancelled)
 
 
 def asked(ask: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
     """What `ask` answers. If the application's code that it calls raises, whatever that is, `otherwise` answers."""
     try:
         return ask()
-    except FOREIGN as broken:
+    except foreign() as broken:
         return otherwise(broken)
 
 

@@ -22,7 +22,7 @@ from pgqueue.jobs.job import Job, NewJob, fields, own_waits
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
-from pgqueue.plain_text import FOREIGN, asked, kind_of, said_by
+from pgqueue.plain_text import asked, foreign, kind_of, said_by
 
 log = logging.getLogger("pgqueue")
 
@@ -201,7 +201,7 @@ def given(job: Job, retry: RetryPolicy, what: object, *, raised: bool = False) -
     """
     try:
         return _handed(job, retry, one_kind(what) if raised else what, raised)
-    except FOREIGN as broken:
+    except foreign() as broken:
         return undescribed(job, retry, broken)
 
 
@@ -302,7 +302,7 @@ def completed(value: object) -> Completed | Failed:
         return COMPLETED
     try:
         return Completed(result_json(value))
-    except FOREIGN as error:  # a class of the application's may raise anything
+    except foreign() as error:  # a class of the application's may raise anything
         ours = isinstance(error, UnfitResult)
         why = said_by(error) if ours else f": {kind_of(error)}: {said_by(error)}"
         message = _clean(f"the result cannot be stored{why}", MESSAGE_MOST)

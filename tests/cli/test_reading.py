@@ -324,6 +324,7 @@ def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
         "unknown",
         "workers",
         "paused_tasks",
+        "read_only",
         "undeclared",
     }
     assert (len(status["queues"]), len(status["workers"])) == (62, 60)

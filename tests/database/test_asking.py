@@ -61,15 +61,13 @@ def test_a_twin_has_the_name_the_docstring_and_the_parameters_of_its_sync_functi
 
 
 def test_every_public_pair_is_a_twin_or_written_for_a_reason() -> None:
-    """Those that are written twice: they take a task's own parameters, open connections, wait, or are of operations by
-    filter."""
+    """Those that are written twice: they take a task's own parameters, open connections, or wait."""
     pairs = {name for name in pgqueue.__all__ if f"a{name}" in pgqueue.__all__}
     made = {source for source, _ in TWINS.values()}
     assert pairs - made == WRITTEN
 
 
 WRITTEN = {"connect", "enqueue", "enqueue_many", "migrate", "result", "stack"}
-WRITTEN |= {"bulk", "bulks", "get_bulk", "preview_bulk", "stop_bulk"}
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_a_schedule_that_cannot_be_shown_is_listed(
     monkeypatch.setenv("PGQUEUE_DSN", dsn)
     put = "INSERT INTO pgqueue.schedule (name, line, task, args, last_at) VALUES (%s, '0 0 * * *', 'x', {}, {})"
     eyes.do(put.format("'{\"a\": 1}'", "NULL"), "good")
-    eyes.do(put.format(f"jsonb_build_object('x', {UNREADABLE[name]})", "'infinity'"), "bad")
+    eyes.do(put.format(f"jsonb_build_object('x', {UNREADABLE[name]})", "'8999-12-31'"), "bad")
     with psycopg.connect(dsn) as conn:
         bad, good = pgqueue.schedules.schedules(conn)
     assert (bad.name, good.name, good.args) == ("bad", "good", {"a": 1})

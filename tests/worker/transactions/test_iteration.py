@@ -749,7 +749,7 @@ async def test_what_is_left_of_completed_and_forgotten_jobs_is_swept(dsn: str, e
             "LEFT JOIN pgqueue.job j ON j.id = asked.id, generate_series(1, 2) AS n",
             [job, waits, gone],
         )
-        await worker.services.progress.sweep()
+        await worker.services.progress.sweep_cursors()
         assert effects.all("SELECT job_id FROM pgqueue.job_cursor") == [(waits,), (waits,)]
 
 
