@@ -16,6 +16,7 @@ import msgspec
 
 from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.jobs.codec import Codec, to_json
+from pgqueue.jobs.functions import check_answers
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import check_key
 from pgqueue.jobs.values import COUNT_MOST, parse_rate, whole
@@ -314,6 +315,7 @@ def _function(
     if len(named) + takes_all < len(parameters):
         raise InvalidOption(f"{what}: it is called with keywords: name the parameters it needs, or take **arguments")
     _check_names([p.name for p in named if p.default is p.empty], codec, what)
+    check_answers(function, what)
     names = [p.name for p in named]
 
     def key_of(arguments: Mapping[str, Any]) -> str | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pgqueue.errors import InvalidOption
+
+_NO_ANSWER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 def default_name(fn: Callable[..., Any]) -> str:
@@ -31,6 +34,26 @@ def check_function(fn: Callable[..., Any]) -> None:
             f"task {fn.__qualname__}: a method needs its object, which is no argument: "
             "use a function that is given an id and loads the object"
         )
+
+
+def check_answers(function: Callable[..., Any], what: str) -> None:
+    """A function of an option is called for its answer: it is no async function, and no generator."""
+    inner: Any = function.func if isinstance(function, partial) else function
+    inner = inner if inspect.isroutine(inner) else type(inner).__call__
+    if any(is_other(inner) for is_other in _NO_ANSWER):
+        raise InvalidOption(f"{what}: it is called for its answer: use a plain def with a return")
+
+
+def check_takes(function: Callable[..., Any], what: str, *given: str) -> None:
+    """It can be called with what is `given`. What has no signature that can be read, as a built-in, is not asked."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as error:
+        raise InvalidOption(f"{what}: it is called with ({', '.join(given)}): {error}") from None
 
 
 def hidden_body(fn: Callable[..., Any]) -> str | None:

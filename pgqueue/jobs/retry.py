@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Never
 
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.functions import check_answers, check_takes
 from pgqueue.jobs.values import Duration, number, seconds, whole
 from pgqueue.options import no_option
 
@@ -72,6 +73,10 @@ class RetryPolicy:
         keep(self, "most", seconds(most, "retry: most"))
         keep(self, "retry_on", _exceptions(retry_on, "retry_on"))
         keep(self, "fail_on", _exceptions(fail_on, "fail_on"))
+        if function is not None:
+            what = f"retry {function!r:.80}"
+            check_answers(function, what)
+            check_takes(function, what, "attempt", "exc")
         keep(self, "function", function)
 
     @staticmethod

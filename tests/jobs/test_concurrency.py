@@ -62,6 +62,10 @@ def test_using_replaces_the_lock_for_some_jobs() -> None:
     assert remote("elsewhere").using(lock="customer:{customer}").new(customer=3).lock_key == "customer:3"
 
 
+async def later(account: int) -> str:
+    return "x"
+
+
 @pytest.mark.parametrize(
     ("lock", "why"),
     [
@@ -72,6 +76,8 @@ def test_using_replaces_the_lock_for_some_jobs() -> None:
         ("{0}", "write parameters as"),
         ("{account", "expected '}'"),
         (lambda *args: "x", "called with keywords"),
+        (later, "called for its answer: use a plain def"),
+        (lambda account: (yield "x"), "called for its answer: use a plain def"),
     ],
 )
 def test_a_key_is_checked_against_the_signature_at_declaration(lock: Any, why: str) -> None:

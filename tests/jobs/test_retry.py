@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -87,6 +88,48 @@ def test_a_function_decides_alone() -> None:
 def test_a_functions_answer_that_is_no_duration_is_said(answer: Any) -> None:
     with pytest.raises(InvalidOption, match="the function's answer"):
         RetryPolicy.of(lambda attempt, exc: answer).decide(1, OSError())
+
+
+async def on_loop(attempt: int, exc: BaseException) -> float:
+    return 1
+
+
+class Waits:
+    """A callable object: its answer is not there when it returns."""
+
+    async def __call__(self, attempt: int, exc: BaseException) -> float:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (on_loop, "called for its answer: use a plain def"),
+        (Waits(), "called for its answer: use a plain def"),
+        (partial(on_loop), "called for its answer: use a plain def"),
+        (lambda attempt, exc: (yield 1), "called for its answer: use a plain def"),
+        (lambda attempt: 1, r"called with \(attempt, exc\): too many positional"),
+        (lambda attempt, exc, job: 1, r"called with \(attempt, exc\): missing a required argument: 'job'"),
+        (lambda attempt, exc, *, job: 1, r"called with \(attempt, exc\): missing a required .*'job'"),
+    ],
+)
+def test_a_function_that_cannot_answer_is_said_at_declaration(function: Any, why: str) -> None:
+    """Else a job would end at its first error, for another reason."""
+
+    def handler() -> None: ...
+
+    for declare in (
+        RetryPolicy.of,
+        lambda given: RetryPolicy(function=given),
+        lambda given: task(retry=given)(handler),
+    ):
+        with pytest.raises(InvalidOption, match=rf"retry .*{why}"):
+            declare(function)
+
+
+@pytest.mark.parametrize("function", [lambda *given: 1, lambda attempt, exc, most=5: 1, max, partial(min, 3)])
+def test_a_function_that_can_be_called_so_is_taken(function: Any) -> None:
+    assert RetryPolicy.of(function).function is function
 
 
 def test_short_forms_and_durations() -> None:
