@@ -252,6 +252,40 @@ def test_loggers_the_file_does_not_name_are_not_silenced(dsn: str, app: Path) ->
         worker.says(f"job {id} (fails, queue default, attempt 1) failed")
 
 
+CONSOLE = "'console': {'class': 'logging.StreamHandler'}"
+SET_UP = "import logging.config\nlogging.config.dictConfig({'version': 1, %s})\n"
+OWN = {
+    "a root": SET_UP % f"'handlers': {{{CONSOLE}}}, 'root': {{'level': 'INFO', 'handlers': ['console']}}",
+    "no handler": SET_UP % "'root': {'level': 'INFO'}",
+    "only a file": SET_UP
+    % (
+        "'handlers': {'file': {'class': 'logging.FileHandler', 'filename': 'own.log'}}, "
+        "'root': {'level': 'INFO', 'handlers': ['file']}"
+    ),
+    "a logger of ours that is silent": SET_UP % "'loggers': {'pgqueue': {'level': 60}}",
+    "all is switched off": "import logging\nlogging.disable(logging.CRITICAL)\n",
+}
+
+
+@pytest.mark.promise("F221")
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+def test_a_start_that_fails_says_why_whatever_the_application_does_to_logging(app: Path, own: str) -> None:
+    (app / "own.py").write_text(own + "import shop\n")
+    done = pgqueue("work", "own", dsn="postgresql://nobody@localhost:1/x", cwd=app)
+    assert done.returncode == 3
+    assert done.stderr.count("database unreachable or refused: ") == 1, done.stderr
+
+
+@pytest.mark.promise("F221")
+def test_an_application_that_sets_up_logging_does_not_silence_us(dsn: str, app: Path) -> None:
+    """dictConfig switches off all loggers that there are, and that it does not name."""
+    (app / "own.py").write_text(OWN["a root"] + "import shop\n")
+    [id] = enqueue(dsn, "fails")
+    with working("own", dsn=dsn, cwd=app) as worker:
+        worker.says("ready")
+        worker.says(f"job {id} (fails, queue default, attempt 1) failed")
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

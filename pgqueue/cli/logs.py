@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from pgqueue.logs import Json, Text
+
+log = logging.getLogger("pgqueue")
 
 
 def set_up(level: str, form: str) -> None:
@@ -37,3 +40,34 @@ def load(file: Path) -> None:
     except Exception as error:  # the classes that the file names may raise anything
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         raise click.UsageError(f"--log-config {file}: {error}{cause}") from error
+
+
+def enable() -> None:
+    """Let our loggers speak again. An application's dictConfig silences all that there are and that it does not name.
+
+    Called when the application's modules are imported. Levels and handlers stay as they were set.
+    """
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and f"{name}.".startswith("pgqueue."):
+            logger.disabled = False
+
+
+def last_words(message: str) -> None:
+    """Log why this process ends. If the application's configuration lets no such line reach a terminal, it goes to
+    stderr, too: a person who starts a worker looks there."""
+    log.critical("%s", message)
+    handlers = list(_handlers())  # if there is none, Python itself writes to stderr
+    if not log.isEnabledFor(logging.CRITICAL) or (handlers and not any(map(_is_stream, handlers))):
+        click.echo(f"Error: {message}", err=True)
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    """The handlers that a line of our logger comes to."""
+    logger: logging.Logger | None = log
+    while logger is not None:
+        yield from logger.handlers
+        logger = logger.parent if logger.propagate else None
+
+
+def _is_stream(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from pgqueue.cli import logs
 from pgqueue.client import tasks
 from pgqueue.config import safe
 
@@ -31,6 +32,7 @@ def import_tasks(modules: Sequence[str], directory: Path) -> None:
     """Import the modules, which should be in `directory`. Raises UsageError if one fails, or none declares a task."""
     for module in modules:
         _import(module, directory)
+    logs.enable()
     if not tasks.registry:
         raise click.UsageError(f"{', '.join(modules)}: no task is declared there; put @pgqueue.task above a function")
 

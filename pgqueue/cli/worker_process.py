@@ -22,6 +22,7 @@ from psycopg.pq import Ping
 
 from pgqueue import early_signals
 from pgqueue.admin.tasks import taken
+from pgqueue.cli import logs
 from pgqueue.cli.database import connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.cli.known_names import did_you_mean
@@ -81,7 +82,7 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
         if code is None:
             raise
         # Written to the log, so that a JSON log contains only JSON.
-        log.critical("%s", safe(line_of(error)))
+        logs.last_words(safe(line_of(error)))
         if worker_end is not None:
             worker_end.failed(safe(line_of(error)))
         return code
