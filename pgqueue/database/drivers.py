@@ -276,8 +276,13 @@ async def _asyncpg(conn: Any, sql: str, params: Params) -> list[Row]:
     return [tuple(record) for record in await conn.fetch(text, *values)]
 
 
+# The application may have set these for its own statements. A cursor on the server takes only a SELECT: ours would
+# fail, and the transaction with it.
+_PLAIN = {"stream_results": False, "yield_per": None, "no_parameters": False}
+
+
 def _sqlalchemy(conn: Any, sql: str, params: Params) -> list[Row]:
-    result = conn.exec_driver_sql(*_driver_sql(conn, sql, params))
+    result = conn.exec_driver_sql(*_driver_sql(conn, sql, params), execution_options=_PLAIN)
     return [tuple(row) for row in result]
 
 
@@ -286,7 +291,7 @@ def _sqlalchemy_session(session: Any, sql: str, params: Params) -> list[Row]:
 
 
 async def _sqlalchemy_async(conn: Any, sql: str, params: Params) -> list[Row]:
-    result = await conn.exec_driver_sql(*_driver_sql(conn, sql, params))
+    result = await conn.exec_driver_sql(*_driver_sql(conn, sql, params), execution_options=_PLAIN)
     return [tuple(row) for row in result]
 
 

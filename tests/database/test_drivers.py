@@ -241,6 +241,33 @@ def test_session_begin_nested_and_the_orm(shop: str, witness: Witness) -> None:
     assert witness.jobs(kept, lost) == [kept]
 
 
+@pytest.mark.promise("F222")
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
+@pytest.mark.parametrize("options", [{"stream_results": True}, {"yield_per": 10}, {"no_parameters": True}], ids=str)
+async def test_execution_options_of_sqlalchemy_are_for_the_applications_statements(
+    driver: str, options: dict[str, Any], shop: str, witness: Witness
+) -> None:
+    """With a cursor on the server an enqueue failed, and took the transaction with it."""
+    kept, many = next(numbers), sqlalchemy.text("SELECT generate_series(1, 30)")
+    if driver == "asyncpg":
+        async_engine = create_async_engine(url(shop, driver)).execution_options(**options)
+        async with async_engine.connect() as aconn:
+            assert (await pgqueue.aenqueue(aconn, TASK, order=kept)).created
+            assert [job.task for job in await pgqueue.afind(aconn, limit=1)] == [TASK]
+            assert len([row async for row in await aconn.stream(many)]) == 30
+            await aconn.commit()
+        await async_engine.dispose()
+    else:
+        engine = sqlalchemy.create_engine(url(shop, driver)).execution_options(**options)
+        with engine.connect() as conn:
+            assert pgqueue.enqueue(conn, TASK, order=kept).created
+            assert [job.task for job in pgqueue.find(conn, limit=1)] == [TASK]
+            assert len(list(conn.execute(many))) == 30
+            conn.commit()
+        engine.dispose()
+    assert witness.jobs(kept) == [kept]
+
+
 async def test_run_sync_gives_a_sync_session_of_an_async_driver(shop: str, witness: Witness) -> None:
     engine = create_async_engine(url(shop, "asyncpg"))
     order = next(numbers)
