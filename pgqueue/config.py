@@ -153,6 +153,11 @@ def normalize(dsn: str) -> str:
     asyncpg's own options are dropped, `ssl=` and `timeout=` are translated. Keyword strings (`host=… dbname=…`) and
     `embedded:` stay as they are. Another database's URL raises InvalidOption.
     """
+    if dsn.strip()[:1] in ("'", '"'):
+        raise InvalidOption(
+            "dsn: it begins with a quotation mark, as of an .env file that is read as it stands: leave the quotes out. "
+            "It is not shown, for it may hold a password"
+        )
     try:
         return _normalized(dsn.strip())
     except InvalidOption:

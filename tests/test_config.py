@@ -111,6 +111,14 @@ def test_dsns_become_what_libpq_reads(given: str, understood: str) -> None:
         conninfo_to_dict(understood)
 
 
+@pytest.mark.parametrize("given", ['"postgresql://u:secret@h/d"', "'host=h password=secret'", ' "secret'])
+def test_quotes_around_a_dsn_are_named_and_nothing_of_it_is_shown(given: str) -> None:
+    """As a container gets them of an .env file."""
+    with pytest.raises(InvalidOption, match="begins with a quotation mark") as refused:
+        normalize(given)
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("given", ["mysql://u:secret@h/d", "sqlite:///x", "just-a-name", "embedded:elsewhere"])
 def test_what_is_no_postgres_is_refused_without_its_password(given: str) -> None:
     with pytest.raises(InvalidOption, match="dsn") as refused:

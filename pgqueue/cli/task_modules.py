@@ -18,6 +18,8 @@ from pgqueue.cli import logs
 from pgqueue.client import tasks
 from pgqueue.config import safe
 
+PATCHERS = {"gevent.monkey": "is_module_patched", "eventlet.patcher": "is_monkey_patched"}
+"""Modules that replace parts of the standard library, and how each is asked for one."""
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 
 
@@ -33,6 +35,12 @@ def import_tasks(modules: Sequence[str], directory: Path) -> None:
     for module in modules:
         _import(module, directory)
     logs.enable()
+    for patcher, asked in PATCHERS.items():
+        if patcher in sys.modules and getattr(sys.modules[patcher], asked)("socket"):
+            raise click.UsageError(
+                f"{patcher} has replaced Python's sockets. A worker then hears no notification and no signal: import no "
+                "module that calls it. Jobs run side by side by `--concurrency`"
+            )
     if not tasks.registry:
         raise click.UsageError(f"{', '.join(modules)}: no task is declared there; put @pgqueue.task above a function")
 

@@ -40,7 +40,6 @@ from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
 from pgqueue.options import OPTION_WORDS
 from pgqueue.plain_text import plural
 
-_EMPTY = frozenset(("{}", b"{}"))
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # an escape, not a backslash that is followed by these letters
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _SAID = (
@@ -139,7 +138,7 @@ class Codec:
         Raises UnfitArguments if the text does not fit the function as it is now. If several names or values are wrong,
         the first is named. Other errors of the application's own classes pass through: they are of their code.
         """
-        if not self._parameters and text in _EMPTY:
+        if not self._parameters and text == ("{}" if isinstance(text, str) else b"{}"):
             return (), {}
         try:
             read = self._read(text)

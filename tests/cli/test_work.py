@@ -255,6 +255,13 @@ def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process(dsn: str, app
 
 # What is wrong -------------------------------------------------------------------------------------------------------
 
+PATCHED = """
+import sys, types
+import shop
+patcher = sys.modules["{0}"] = types.ModuleType("{0}")
+patcher.{1} = lambda module: module == "socket"
+"""
+
 
 @pytest.mark.parametrize(
     ("module", "source", "says"),
@@ -268,6 +275,8 @@ def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process(dsn: str, app
         ("broken", "raise SystemExit(0)\n", ["broken", "SystemExit"]),
         ("broken", "raise ValueError('postgresql://me:hush-hush@host/db')\n", ["broken", "me:***@host"]),
         ("empty", "", ["no task is declared"]),
+        ("patched", PATCHED.format("gevent.monkey", "is_module_patched"), ["gevent.monkey has replaced", "hears no"]),
+        ("patched", PATCHED.format("eventlet.patcher", "is_monkey_patched"), ["eventlet.patcher has replaced"]),
         ("app/tasks.py", None, ["'app/tasks.py'", "(app.tasks?)"]),
     ],
 )
