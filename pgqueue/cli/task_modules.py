@@ -38,7 +38,7 @@ def import_tasks(modules: Sequence[str], directory: Path) -> None:
     for patcher, asked in PATCHERS.items():
         if patcher in sys.modules and getattr(sys.modules[patcher], asked)("socket"):
             raise click.UsageError(
-                f"{patcher} has replaced Python's sockets. A worker then hears no notification and no signal: import no "
+                f"{patcher} has replaced Python's sockets. A worker then hears no notification, no signal: import no "
                 "module that calls it. Jobs run side by side by `--concurrency`"
             )
     if not tasks.registry:
