@@ -168,6 +168,7 @@ class Relay:
                 if upto is not None:
                     upto = await source.head()
                 await Rounds(self.name, source, target, self.counts, self._batch).run(upto)
+            await source.unlock()
         return True
 
 

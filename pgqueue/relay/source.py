@@ -105,6 +105,10 @@ class Source:
             await self._session.ask(self._session.statement("source_end_stalled"))
         return bool(locked)
 
+    async def unlock(self) -> None:
+        """Give the lock back, so that the next relay need not wait for the end of this session."""
+        await self._session.ask(self._session.statement("source_unlock"))
+
     async def listen(self) -> None:
         """Hear of staged jobs from now on, in `stirs`."""
         await self._session.ask(self._session.link.listen(CHANNEL))

@@ -12,6 +12,10 @@ SELECT pg_catalog.set_config('idle_session_timeout', '15s', false),
 -- Take the lock that decides which relay works. Never waited for: a session that waits holds a snapshot, which keeps dead rows.
 SELECT pg_try_advisory_lock(hashtextextended('pgqueue.relay', 7))
 
+-- name: source_unlock
+-- Give the lock back. The end of the session does so too, but later than its client believes.
+SELECT pg_advisory_unlock(hashtextextended('pgqueue.relay', 7))
+
 -- name: source_end_stalled
 -- End the session that holds the lock if it has waited for its client for 15 s, in the middle of a message too, where none of its own
 -- timeouts counts. Rows: whether each was ended.

@@ -23,6 +23,7 @@ from workers import Eyes
 
 import pgqueue
 from pgqueue.database import grants, migrations
+from pgqueue.database.pipeline import Wire
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, SchemaMissing
@@ -577,6 +578,25 @@ async def test_the_memory_is_not_lost_when_the_clock_of_the_queue_is_set_back(
         step_clock(eyes, 220.0 + back + later)
         assert await Relay(app_dsn, dsn, memory=100.0).once()
     assert eyes.one("SELECT count(*) FROM pgqueue.relayed") == 0
+
+
+async def test_the_next_run_waits_for_no_session_of_the_one_before_to_end(
+    app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends a session some time after its client has closed it."""
+    late: list[Wire] = []
+
+    async def close(wire: Wire) -> None:
+        late.append(wire)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Wire, "close", close)
+        for x in ("a", "b"):
+            sides.stage(x)
+            assert await Relay(app_dsn, dsn).once()
+    for wire in late:
+        await wire.close()
+    assert (sides.delivered(), sides.left()) == (["a", "b"], 0)
 
 
 # Roles ---------------------------------------------------------------------------------------------------------------
