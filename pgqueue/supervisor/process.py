@@ -69,7 +69,8 @@ class ProcessStarter:
     """Starts processes with these arguments."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._command = [sys.executable, "-m", "pgqueue", *arguments]
+        # -P: as in the console script, a file of the working directory hides no module of Python's, and not pgqueue.
+        self._command = [sys.executable, "-P", "-m", "pgqueue", *arguments]
         self._directory = _here()
 
     async def start(self, child: Child) -> Process:

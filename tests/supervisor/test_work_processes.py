@@ -64,6 +64,16 @@ def test_restarts_keep_n_active_finish_what_runs_and_run_nothing_twice(tmp_path:
     assert eyes.one("SELECT count(*) FROM pgqueue.attempt") == 0
 
 
+@pytest.mark.promise("S01")
+def test_files_of_the_project_hide_no_module_of_the_processes(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    """As they hide none of a single worker. Each process ended with 1."""
+    for name in ("types", "signal", "logging", "pgqueue"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the project')\n")
+    with supervised(tmp_path, dsn, processes=1) as one:
+        put(eyes, "quick")
+        one.event("ran")
+
+
 @pytest.mark.second
 @pytest.mark.promise("S05", "S06")
 def test_what_is_claimed_after_the_old_ones_are_quiet_runs_the_new_code(tmp_path: Path, dsn: str, eyes: Eyes) -> None:

@@ -82,7 +82,7 @@ def running_worker(dsn: str, directory: Path, number: int) -> Iterator[Worker]:
     arguments = ["work", "pgqueue.cli.demo.shop", "--lease", LEASE, "--concurrency", str(CONCURRENCY)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pgqueue", *arguments],
+            [sys.executable, "-P", "-m", "pgqueue", *arguments],
             stdin=subprocess.PIPE,  # never written to; when it ends, the worker knows that we are gone
             stdout=output,
             stderr=output,
