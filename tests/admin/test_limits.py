@@ -797,7 +797,7 @@ async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
     they are put in line, before all who have not had it. A worker that leaves right after its start sweeps just then,
     at times."""
     gate, began = asyncio.Event(), set[int]()
-    wait_for_jobs = Worker._wait_for_jobs
+    write_ends = Worker._write_ends
 
     @task(name="limits.waits", limit=2, retry=RetryPolicy(attempts=1))
     async def waits(job: Job) -> None:
@@ -807,18 +807,17 @@ async def test_waiting_for_a_limit_and_a_shutdown_spend_no_attempt(
     async def not_now(self: Sweep, seconds: float = 0.0) -> bool:
         return True
 
-    async def then_sweep(self: Worker, deadline: float) -> int | None:
-        left = await wait_for_jobs(self, deadline)
+    async def then_sweep(self: Worker) -> None:
+        await write_ends(self)
         served = "SELECT FROM pgqueue.worker WHERE state <> 'quiet'"
         await until(lambda: "running" not in eyes.states() and not eyes.all(served), 10)
         assert await self.services.sweep.sweep()
-        return left
 
     jobs = waits.enqueue_many(conn, [()] * 6)
     conn.commit()
     with monkeypatch.context() as patched:
         if swept:
-            patched.setattr(Worker, "_wait_for_jobs", then_sweep)
+            patched.setattr(Worker, "_write_ends", then_sweep)
         else:
             patched.setattr(Sweep, "sweep", not_now)
         for _ in range(2):

@@ -247,7 +247,7 @@ def test_what_a_container_did_before_it_was_started_anew_is_no_sign_of_its_life(
 ) -> None:
     deploy(tmp_path, TASKS + PROBE)
     answer = "SELECT result FROM pgqueue.job_done WHERE id = %s"
-    well = [0, {"host": "box", "well": True, "ready": True}]
+    well = [0, {"host": "box", "well": True, "ready": True, "read_only": False}]
 
     def probes() -> bool:
         """Whether a probe that runs in the container calls it well."""
@@ -258,7 +258,7 @@ def test_what_a_container_did_before_it_was_started_anew_is_no_sign_of_its_life(
         wait_until(probes)
         old.close()
     anew = pgqueue("health", "--ready", "--json", dsn=dsn, where=container("box"))
-    assert (anew.returncode, items(anew)) == (1, [{"host": "box", "well": False, "ready": False}])
+    assert (anew.returncode, items(anew)) == (1, [{"host": "box", "well": False, "ready": False, "read_only": False}])
     assert pgqueue("health", "--ready", "--host", "box", dsn=dsn).returncode == 0, "its lease is not over"
     with boot(tmp_path, dsn, "--lease", "10m"):
         wait_until(probes)

@@ -156,7 +156,7 @@ def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     done = pgqueue("health", dsn=dsn)
     assert (done.returncode, done.stderr) == (1, f"no worker of {HOST} has given a sign of life\n")
     done = pgqueue("health", "--json", dsn=dsn)
-    assert (done.returncode, items(done)) == (1, [{"host": HOST, "well": False, "ready": False}])
+    assert (done.returncode, items(done)) == (1, [{"host": HOST, "well": False, "ready": False, "read_only": False}])
     add = "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state) VALUES "
     conn.execute((add + "('1 hour', 1, 1, %s, 'v', '{}', 'starting')").encode(), [HOST])
     conn.commit()
@@ -172,7 +172,7 @@ def test_health_is_one_quick_look(dsn: str, conn: psycopg.Connection) -> None:
     assert 0.0 < min(costs) < max(0.2, 1.4 * min(driver))
     assert pgqueue("health", "--ready", dsn=dsn).returncode == 1
     done = pgqueue("health", "--json", dsn=dsn)
-    assert (done.returncode, items(done)) == (0, [{"host": HOST, "well": True, "ready": False}])
+    assert (done.returncode, items(done)) == (0, [{"host": HOST, "well": True, "ready": False, "read_only": False}])
     conn.execute("UPDATE pgqueue.worker SET state = 'running'")
     conn.commit()
     assert pgqueue("health", "--ready", dsn=dsn).stdout == "ready\n"

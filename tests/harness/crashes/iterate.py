@@ -7,6 +7,7 @@ looks at the tables.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from crashes import lives, naive, tasks
@@ -55,8 +56,8 @@ def cursor_afterwards() -> None:
 
     async def commit(self: Commit, conn: Any, statements: Sequence[Statement[Any]], early: int | None = None) -> None:
         await real(self, conn, [])
-        for statement in statements:
-            await self._side.send(conn, statement)
+        for statement in statements:  # without the mark of that transaction, which would refuse them
+            await self._side.send(conn, replace(statement, params={**statement.params, "mark": None}))
 
     Commit._commit_with = commit  # type: ignore[method-assign]
 
