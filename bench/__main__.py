@@ -33,7 +33,7 @@ from bench import (
 )
 from bench.figures import Figure, document, table
 from bench.holders import HOLDERS
-from bench.run import Run
+from bench.run import QUICK, Run
 from bench.server import Lab
 
 Scenario = Callable[[Run], list[Figure]]
@@ -73,7 +73,6 @@ SCENARIOS: dict[str, Scenario] = {
     "ticks-at-once": ticks.at_once,
     "ticks-spread": ticks.spread,
 }
-QUICK = 0.02
 
 
 @click.command()

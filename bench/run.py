@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from bench.server import Lab
 
+QUICK = 0.02
+"""The scale of `--quick`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

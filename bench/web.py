@@ -30,7 +30,7 @@ import psycopg
 from bench.figures import Figure, Goal
 from bench.history import finish
 from bench.processes import ROOT, compiled
-from bench.run import Run
+from bench.run import QUICK, Run
 from bench.samples import percentile
 from bench.track import FILL
 
@@ -130,7 +130,8 @@ def web(run: Run) -> list[Figure]:
     with run.lab.database() as dsn, compiled() as environment:
         pages = _fill(dsn, jobs)
         with _worker(dsn, environment), _dashboard(dsn, environment) as (process, port):
-            _measured(dsn)
+            if run.scale > QUICK:  # else the pages measure by themselves: a worker takes half a minute for its first
+                _measured(dsn)
             before = _rss(process)
             answers = {name: [_ask(port, path) for _ in range(times)] for name, path in pages.items()}
             with ThreadPoolExecutor(VISITORS) as visitors:

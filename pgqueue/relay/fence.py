@@ -12,8 +12,8 @@ message never comes: its relay was stopped, or the line is dead. None of the ser
    while its COMMIT waits for a standby: raising the fence is a later commit, and waits for the same standby.
 4. Its end is waited for, and then the fence is raised as ever: what decides is the row, not that a session was ended.
 
-**Why no other session is ended.** A pid and its start tell who has raised the fence last, but a pooler may have lent
-that session to another client since. So the session is found by the transaction that is in the row: it holds the fence
+**Why no other session is ended.** A pid and its start name the session that has raised the fence last, but a pooler may
+have lent it to another client since. So the session is found by the transaction that is in the row: it holds the fence
 now. And it must be a relay's: it has raised the fence, or bears the name of a relay's session.
 """
 

@@ -198,8 +198,15 @@ def test_a_statement_without_fragments_reads_no_fragment(sql_files: Path) -> Non
     assert all("{{" not in body for body in statements._file("one").values())
 
 
-def test_health_names_no_fragment() -> None:
-    assert "{{" not in "".join(statements._file("health").values())
+def test_health_names_no_fragment_and_has_one_written_out() -> None:
+    """What a probe asks, `status` and `doctor` ask, too: they must agree."""
+    text = " ".join("".join(statements._file("health").values()).split())
+    assert "{{" not in text
+    read_only = (
+        (statements.sql_directory() / "fragments.sql").read_text(encoding="utf-8").partition("-- name: read_only\n")
+    )
+    condition = [line for line in read_only[2].partition("\n\n")[0].splitlines() if not line.startswith("--")]
+    assert " ".join(" ".join(condition).split()) in text
 
 
 def test_every_fragment_is_used_at_least_twice_and_says_what_it_is() -> None:

@@ -8,8 +8,8 @@ What the model keeps, because each of it has lost or doubled jobs:
 
 1. A message to a target session is executed some time after it was sent, whether or not the relay still waits for it.
 2. A delivery holds the fence from its first statement to its COMMIT, and a session may stand still in between: for
-   ever, if the rest of its message never comes. Who raises the fence ends that session, which undoes the delivery, or
-   comes too late, for it has just committed.
+   ever, if the rest of its message never comes. The raiser of the fence ends that session. That undoes the delivery,
+   or comes too late, for it has just committed.
 3. An answer may get lost. Then the relay does not know what became of its message, and opens other sessions.
 4. A lock of the source goes with its session. The relay that held it does not notice before its next statement there.
 5. A DELETE may be executed late, too; ids are given again after TRUNCATE … RESTART IDENTITY; uids never.

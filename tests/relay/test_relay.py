@@ -698,7 +698,7 @@ def test_the_same_trouble_is_said_once_a_minute_and_another_one_at_once(
 async def test_nothing_is_delivered_from_or_to_a_database_that_is_read_only(
     which: str, app_dsn: str, dsn: str, sides: Sides, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When that is lifted, each row comes once, and nobody has ended the relay's sessions."""
+    """When that is lifted, each row comes once, and no session of the relay was ended for it."""
     caplog.set_level(logging.WARNING)
     side = sides.app if which == "source" else sides.queue
     name = side.info.dbname

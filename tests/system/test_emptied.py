@@ -144,6 +144,9 @@ def test_the_data_alone_restores_into_a_migrated_schema(
         )
     script = str(tmp_path / "data.sql")
     subprocess.run([str(binaries() / "pg_dump"), "-a", "-n", "pgqueue", "-f", script, "-d", dsn], check=True)
+    if eyes.one("SHOW server_version_num") < "170000":  # pg_dump may be a newer one, and sets what this server lacks
+        text = Path(script).read_text(encoding="utf-8")
+        Path(script).write_text(text.replace("SET transaction_timeout = 0;\n", ""), encoding="utf-8")
     migrations.migrate(empty_dsn, "pgqueue")
     migrations.migrate(empty_dsn, "pgqueue", line=migrations.OUTBOX)
     there = Eyes(empty_dsn)

@@ -29,6 +29,7 @@ import logging
 from pgqueue.database.backoff import described
 from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
+from pgqueue.database.statements import Row, Statement
 
 log = logging.getLogger("pgqueue")
 
@@ -43,51 +44,52 @@ class HistoryFold:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._most = PARTS_MOST
 
     async def round(self) -> float | None:
         """Fold all parts that there are, and the hours that are over."""
-        try:
-            full = True
-            while full:
-                most = self._most
-                full = await self._fold() == most
-        except Exception as error:
-            if not refuses_row(error):
-                raise
-            await self._narrow(error)
-            return 0.0
-        return None
-
-    async def _fold(self) -> int:
-        """One transaction; how many parts it has folded."""
         link = self._session.link
-        _, [(parts, _, _)], *_ = await self._session.run(
-            link.statement("history_fold_lock"),
-            link.statement("history_fold_parts", n=self._most, ids=IDS_MOST),
+        others = (
             link.statement("history_fold_depth"),
             link.statement("history_fold_hours"),
             link.statement("history_fold_forget", n=GROUPS_MOST),
         )
-        self._most = PARTS_MOST
-        return int(parts)
-
-    async def _narrow(self, error: Exception) -> None:
-        """A part does not fit, as one that was inserted by hand. Fold one by one, and drop the one that fails alone.
-
-        If it fails only beside the other statements of a round, it is one of these that was refused.
-        """
-        if self._most > 1:
-            self._most = 1
-            return
-        link = self._session.link
-        lock = link.statement("history_fold_lock")
         try:
-            await self._session.run(lock, link.statement("history_fold_parts", n=1, ids=IDS_MOST))
-        except Exception as alone:
-            if not refuses_row(alone):
+            while await self._fold(PARTS_MOST, *others) == PARTS_MOST:
+                pass
+        except Exception as error:
+            if not refuses_row(error):
                 raise
-            await self._session.run(lock, link.statement("history_fold_drop"))
-            log.error("a part of the history cannot be read, and is dropped: %s", described(alone))
-        else:
-            raise error
+            if not await self._parts_alone():
+                raise  # it was one of the other statements
+            return 0.0
+        return None
+
+    async def _fold(self, most: int, *others: Statement[list[Row]]) -> int:
+        """One transaction; how many parts it has folded."""
+        lock = self._session.link.statement("history_fold_lock")
+        parts = self._session.link.statement("history_fold_parts", n=most, ids=IDS_MOST)
+        _, [(folded, _, _)], *_ = await self._session.run(lock, parts, *others)
+        return int(folded)
+
+    async def _parts_alone(self) -> bool:
+        """Fold all parts, and nothing else. One that does not fit, as one that was inserted by hand, is dropped.
+
+        Whether there was one.
+        """
+        most, dropped = PARTS_MOST, False
+        while True:
+            try:
+                if await self._fold(most) < most:
+                    return dropped
+            except Exception as error:
+                if not refuses_row(error):
+                    raise
+                if most == 1:
+                    await self._drop(error)
+                    dropped = True
+                most = PARTS_MOST if most == 1 else 1
+
+    async def _drop(self, error: Exception) -> None:
+        link = self._session.link
+        await self._session.run(link.statement("history_fold_lock"), link.statement("history_fold_drop"))
+        log.error("a part of the history cannot be read, and is dropped: %s", described(error))
