@@ -53,9 +53,8 @@ def reading(command: str) -> Iterator[psycopg.Connection[Any]]:
         conn.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ ONLY")
         # On an empty database the planner's price of a status is above jit_above_cost: compiling would take most time.
         conn.execute("SELECT set_config('statement_timeout', '30s', true), set_config('jit', 'off', true)")
-        conn.execute(
-            "SET LOCAL row_security = off"
-        )  # what it would hide is refused: it would look as if it were not there
+        # What row level security would hide is refused: it would look as if it were not there.
+        conn.execute("SET LOCAL row_security = off")
         yield conn
 
 
