@@ -94,7 +94,7 @@ REFUSALS = ("PGQ01", "PGQ03", "23", "40001")
 this run, or no mark of this transaction, constraints, serialization. So is a full NOTIFY queue (`notify_queue`), for
 what follows notifies nothing. Whatever else a deferred trigger raises is settled, which only takes longer."""
 GONE = pq.PGconn.connect_start(b"port=none")
-"""A connection of libpq that is closed: what a connection has whose session went to its heir."""
+"""A connection of libpq that is closed: what a connection has that was dropped, or whose session went to its heir."""
 GONE.finish()
 DROPPED = (
     "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
@@ -229,6 +229,18 @@ class _Both:
         heir.ready = self._can_prepare()
         return heir
 
+    def drop(self) -> None:
+        """Close it while a thread or task is in the middle of it; a call that waits there gets an OperationalError.
+
+        1. Such a call has a pointer to libpq's connection, and will use it when it goes on. If that were freed here,
+           the process would crash, or the call would read from the next connection with the same file descriptor.
+        2. So the link is broken, and libpq's connection is left to those that have it: the last of them frees it.
+        3. This waits for none of them: a COPY that a handler has left open keeps the lock for ever.
+        4. It counts as broken: the server may go on with a statement, so its session is ended as an orphan's.
+        """
+        hang_up(self)  # type: ignore[arg-type]
+        self.pgconn = GONE
+
     def _handing_over(self) -> bytes | None:
         """The message for `hand_over`; None if the server waits for something else, or this side for an answer."""
         status = self.pgconn.transaction_status
@@ -296,7 +308,7 @@ class _Both:
         encoding = _encoding(self.info)
         error = error_from_result(answer, encoding)
         if self.own and not code.startswith(REFUSALS) and not notify_queue.is_full(error):
-            self.pgconn.finish()  # else COMMIT was the last of the message, or did not take place
+            self.drop()  # else COMMIT was the last of the message, or did not take place
         if error.sqlstate == UNKNOWN and self.prepared is not None:
             self.prepared.usable = False
             raise SerializationFailure(DROPPED) from error
@@ -321,13 +333,10 @@ class HandlerConnection(_Both, Connection[Any]):
             self._heard()
 
     def close(self) -> None:
-        """Close it, from any thread; a thread that waits for an answer gets an OperationalError.
-
-        libpq waits in `exec_` without the interpreter: what it reads must not be freed before it has come back.
-        """
+        """Close it, from any thread, whatever another one does with it (`_Both.drop`)."""
         if not self.lock.acquire(blocking=False):
-            hang_up(self)  # only then: the server logs a client that goes without a word in a transaction
-            self.lock.acquire()
+            self.drop()
+            return
         try:
             super().close()
         finally:
@@ -364,6 +373,13 @@ class HandlerConnection(_Both, Connection[Any]):
 
 class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
     """The same for the loop."""
+
+    async def close(self) -> None:
+        """Close it, whatever another task does with it (`_Both.drop`)."""
+        if self.lock.locked():
+            self.drop()
+        else:
+            await super().close()
 
     async def commit(self) -> None:
         _refuse(self, "commit")
