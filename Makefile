@@ -20,4 +20,4 @@ format:
 	$(BIN)/ruff check --fix .
 
 second:
-	$(BIN)/pytest -n 2 -m second
+	$(BIN)/pytest -n 3 -m second

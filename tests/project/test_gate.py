@@ -117,7 +117,7 @@ def test_what_is_red_ends_nothing_and_is_named(tests: str, named: list[str], tmp
     assert code == 1
     listed = said[said.index("\nred:\n") :].splitlines()
     assert [line for line in named if not any(each.strip().startswith(line) for each in listed)] == [], said
-    assert "$ .venv/bin/pytest -n 2 -m second" in said, "the second stage runs whatever came before"
+    assert "$ .venv/bin/pytest -n 3 -m second" in said, "the second stage runs whatever came before"
     assert " in " in listed[-1] and " in " in listed[-2], "the closing lines stay the last"
 
 
