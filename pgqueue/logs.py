@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from datetime import UTC, datetime
 from traceback import print_exc
 from typing import Any
@@ -20,6 +21,9 @@ _COMMON = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "t
 
 _harmless: set[str] = set()
 """The loggers whose calls raise nothing."""
+
+worker_id: int | None = None
+"""Of the worker that this process is. Set by `pgqueue work`; an application may have several in one process."""
 
 trace_ids: Callable[[], Mapping[str, str]] | None = None
 """Set by `pgqueue.telemetry.otel`: `trace_id` and `span_id` of the span that is current where a line is logged."""
@@ -52,24 +56,38 @@ def _quiet(call: Callable[..., None], frames: int = 0) -> Callable[..., None]:
 
 
 class Text(logging.Formatter):
-    """`2026-11-20T10:00:00.000Z INFO pgqueue: message`, and the traceback below it.
+    """`2026-11-20T10:00:00.000Z INFO pgqueue[4711 worker 12]: message`, and the traceback below it.
+
+    4711 is the process, and 12 the ID of its worker, in a process of `pgqueue work` whose worker has one.
 
     A message may hold a text from the database. So an entry begins at the left edge, and all its other lines are
-    indented; what is not printable is a `?`.
+    indented; what is not printable is a `?`. With `colours`, for a terminal, the level has one.
     """
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, *, colours: bool = False) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s[%(place)s]: %(message)s")
+        self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
-        return plain_lines(super().format(record))
+        place = record.process if worker_id is None else f"{record.process} worker {worker_id}"
+        own = copy(record)  # other handlers get the record without it
+        vars(own)["place"] = place
+        text = plain_lines(super().format(own))
+        colour = _colour(record) if self._colours else None
+        if colour is None:
+            return text
+        before, level, after = text.partition(f" {record.levelname} ")
+        return f"{before}\x1b[{colour}m{level}\x1b[0m{after}"
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _time(record)
 
 
 class Json(logging.Formatter):
-    """One JSON object on one line of ASCII: time, level, logger, message, the extras, the traceback as `exception`.
+    """One JSON object on one line of ASCII: time, level, logger, process, worker, message, the extras, the traceback.
+
+    `process` is the process's ID, `worker` the ID of its worker, where `pgqueue work` has one. The traceback is the
+    field `exception`.
 
     While `pgqueue.telemetry.otel` traces, `trace_id` and `span_id` are among the extras, if there is a span.
 
@@ -82,8 +100,11 @@ class Json(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _message(record),
+            "process": record.process,
         }
+        if worker_id is not None:
+            line["worker"] = worker_id
+        line["message"] = _message(record)
         if trace := self._trace(record):
             line["exception"] = trace
         if record.stack_info:
@@ -101,6 +122,13 @@ class Json(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             return self.formatException(record.exc_info)
         return record.exc_text
+
+
+def _colour(record: logging.LogRecord) -> int | None:
+    """Red for an error, yellow for a warning, green for a job that went well."""
+    if record.levelno >= logging.WARNING:
+        return 31 if record.levelno >= logging.ERROR else 33
+    return 32 if getattr(record, "outcome", None) == "completed" else None
 
 
 def _message(record: logging.LogRecord) -> str:

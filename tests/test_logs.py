@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import signal
 import sys
 from datetime import UTC, datetime, timedelta
@@ -17,6 +19,7 @@ from commands import pgqueue, working
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgqueue import logs
 from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job, fields
 from pgqueue.logs import Json, Text
@@ -65,6 +68,7 @@ def test_a_line_is_time_level_logger_message_and_the_extras() -> None:
         "time": "2026-11-20T10:00:00.250Z",
         "level": "warning",
         "logger": "shop",
+        "process": os.getpid(),
         "message": "job 7",
         "job_id": 7,
         "seconds": 0.25,
@@ -126,8 +130,29 @@ def test_a_line_is_one_object_whatever_it_holds(message: str, args: list[Any], e
     as_json(record(message, *args, extra=extra))
 
 
-def test_text_is_time_level_logger_message() -> None:
-    assert Text().format(record("job %d", 7)) == "2026-11-20T10:00:00.250Z WARNING shop: job 7"
+@pytest.mark.parametrize("number", [None, 12])
+def test_text_is_time_level_logger_place_message(number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "worker_id", number)
+    place = os.getpid() if number is None else f"{os.getpid()} worker {number}"
+    assert Text().format(record("job %d", 7)) == f"2026-11-20T10:00:00.250Z WARNING shop[{place}]: job 7"
+    assert as_json(record("job %d", 7)).get("worker") == number
+
+
+@pytest.mark.parametrize(
+    ("level", "outcome", "colour"),
+    [
+        ("WARNING", None, 33),
+        ("ERROR", "failed", 31),
+        ("CRITICAL", None, 31),
+        ("INFO", "completed", 32),
+        ("INFO", None, 0),
+    ],
+)
+def test_on_a_terminal_the_level_has_a_colour(level: str, outcome: str | None, colour: int) -> None:
+    extra = {} if outcome is None else {"outcome": outcome}
+    made = record("a WARNING INFO ERROR ", levelname=level, levelno=getattr(logging, level), **extra)
+    plain, coloured = Text().format(made), Text(colours=True).format(made)
+    assert coloured == (plain.replace(f" {level} ", f"\x1b[{colour}m {level} \x1b[0m", 1) if colour else plain)
 
 
 def test_the_fields_of_a_job() -> None:
@@ -191,6 +216,7 @@ def test_a_failed_attempt_is_one_line_of_json_with_its_job(dsn: str, app: Path) 
     assert 0 < line.pop("seconds") < 60
     assert line.pop("exception").startswith("Traceback")
     assert line.pop("message").startswith(f"job {id} (fails, queue default, attempt 1) failed after ")
+    assert (line.pop("process"), line.pop("worker")) == (worker.process.pid, 1)
     assert line == {
         "level": "error",
         "logger": "pgqueue.job",
@@ -209,13 +235,42 @@ def test_a_failed_attempt_is_one_line_of_json_with_its_job(dsn: str, app: Path) 
 def test_starts_and_good_ends_are_told_at_debug_only(dsn: str, app: Path, level: str) -> None:
     [id] = enqueue(dsn, "speaks")
     with working("shop", "--log-level", level, dsn=dsn, cwd=app) as worker:
-        worker.says("shop: said so")
+        worker.says("]: said so")
         if level == "debug":
-            worker.says(f"DEBUG pgqueue.job: job {id} (speaks, queue default, attempt 1) started")
-            worker.says(f"DEBUG pgqueue.job: job {id} (speaks, queue default, attempt 1) completed after 0.")
+            place = f"[{worker.process.pid} worker 1]"
+            worker.says(f"DEBUG pgqueue.job{place}: job {id} (speaks, queue default, attempt 1) started")
+            worker.says(f"DEBUG pgqueue.job{place}: job {id} (speaks, queue default, attempt 1) completed after 0.")
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0
     assert ("pgqueue.job" in worker.output) is (level == "debug")
+
+
+@pytest.mark.promise("F285")
+@pytest.mark.parametrize("options", [(), ("--no-log-jobs",)], ids=["as it is", "not wanted"])
+def test_on_a_terminal_each_job_has_a_line(dsn: str, app: Path, options: tuple[str, ...]) -> None:
+    good, _ = enqueue(dsn, "speaks", "fails")
+    with working("shop", *options, dsn=dsn, cwd=app, terminal=True) as worker:
+        worker.says("line one")
+        worker.says("]: said so")
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0
+    lines = [line for line in worker.lines if f"job {good} (speaks" in line]
+    place = rf"pgqueue\.job\[{worker.process.pid} worker 1\]"
+    told = (
+        rf"\S+Z\x1b\[32m INFO \x1b\[0m{place}: job {good} \(speaks, queue default, attempt 1\) completed after 0\.\d+ s"
+    )
+    assert len(lines) == (0 if options else 1) and all(re.fullmatch(told, line) for line in lines), worker.output
+
+
+@pytest.mark.promise("F285")
+def test_a_line_for_each_job_may_be_asked_for(dsn: str, app: Path) -> None:
+    [good] = enqueue(dsn, "speaks")
+    with working("shop", "--log-jobs", "--log-format", "json", dsn=dsn, cwd=app) as worker:
+        worker.says("completed after")
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0
+    [line] = [found for found in map(json.loads, worker.lines) if found["logger"] == "pgqueue.job"]
+    assert (line["job_id"], line["outcome"], line["level"]) == (good, "completed", "info")
 
 
 def test_a_file_says_where_lines_go_and_how_they_look(dsn: str, app: Path) -> None:
@@ -330,7 +385,7 @@ def test_no_foreign_text_forges_an_entry_or_controls_a_terminal(how: str) -> Non
         case _:
             made = record(stack_info=FORGED)
     first, *others = Text().format(made).split("\n")
-    assert first.startswith("2026-11-20T10:00:00.250Z WARNING shop: ")
+    assert first.startswith(f"2026-11-20T10:00:00.250Z WARNING shop[{os.getpid()}]: ")
     assert others and all(not line or line.startswith("  ") for line in others)
     assert all(line.isprintable() for line in [first, *others])
 

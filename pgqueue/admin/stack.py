@@ -42,7 +42,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where a job stands. `frames` are outermost first; `left_out` more outer ones were not shown.
+    """Where a job stands. `frames` are outermost first, from the handler on; `left_out` more of them were not shown.
 
     `where` is `thread` for a sync handler, `task` for an async one, and `waiting` if the worker has the job and does
     not run it just now: then there are no frames.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +19,13 @@ log = logging.getLogger("pgqueue")
 def set_up(level: str, form: str) -> None:
     """Configure the root logger, so that handlers' own logging is seen too."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Json() if form == "json" else Text())
+    handler.setFormatter(Json() if form == "json" else Text(colours=on_terminal() and not os.environ.get("NO_COLOR")))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def on_terminal() -> bool:
+    """Whether stderr, where the lines go, is a terminal: then a person looks on."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def load(file: Path) -> None:

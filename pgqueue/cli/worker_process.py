@@ -21,6 +21,7 @@ import psycopg
 from psycopg.pq import Ping
 
 from pgqueue import early_signals
+from pgqueue import logs as line_format
 from pgqueue.admin.tasks import taken
 from pgqueue.cli import logs
 from pgqueue.cli.database import connected, place, server_state
@@ -150,6 +151,7 @@ async def _work(
             await _end(last, end, DEADLINE, worker_end)
         return DONE
     started.result()
+    line_format.worker_id = worker.worker_id
     first = worker_end is None or worker_end.first
     unknown_queues = facts.pop("unknown_queues")
     for problem in unknown_queues if first else ():

@@ -66,6 +66,7 @@ async def test_a_sync_handler_is_shown_where_its_thread_is(dsn: str, eyes: Eyes)
             await asyncio.to_thread(inside.wait)
             found = await asked(dsn, job)
             assert found.where == "thread" and names(found) == ["sync", "deeper"] and found.left_out == 0
+            assert found.frames[0].name.endswith(".sync"), "nothing that calls the handler"
             assert [frame.line for frame in found.frames if frame.name.endswith("deeper")] == [
                 deeper.__code__.co_firstlineno + 2
             ]
@@ -102,6 +103,7 @@ async def test_an_async_handler_is_shown_where_it_waits(dsn: str, eyes: Eyes) ->
         job = await started(eyes, waits)
         found = await asked(dsn, job)
         assert found.where == "task" and names(found) == ["waits", "deeper", "__await__"]
+        assert found.frames[0].name.endswith(".waits"), "nothing that calls the handler"
         assert looked == []
         gate.set()
         await until(eyes.done(1))
@@ -138,6 +140,7 @@ async def test_a_handler_that_blocks_the_loop_is_shown_and_the_right_process_ans
         blocked, waiting = [await asked(dsn, job) for job in jobs]
         assert blocked.where == waiting.where == "task" and blocked.worker != waiting.worker
         assert blocked.frames[-1].name.endswith("deeper") and waiting.frames[-1].name.endswith("sleep")
+        assert blocked.frames[0].name == "blocks" and waiting.frames[0].name == "other", "nothing that calls them"
 
 
 @pytest.mark.promise("F103")

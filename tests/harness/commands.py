@@ -11,12 +11,12 @@ import subprocess
 import termios
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from signal import Signals
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TextIO
 
 import forks
 from forks import COMMAND as COMMAND
@@ -86,8 +86,9 @@ def items(done: subprocess.CompletedProcess[str]) -> list[Any]:
 class Worker:
     """A running `pgqueue work`; reads what it says on stderr."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], stderr: TextIO) -> None:
         self.process = process
+        self._stderr = stderr
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._ended = False
@@ -130,8 +131,7 @@ class Worker:
         return next((line for line in self.lines if text in line), None)
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as stderr:
+        with self._stderr as stderr, suppress(OSError):  # of a terminal whose other side is closed
             for line in stderr:
                 with self._news:
                     self.lines.append(line.rstrip("\n"))
@@ -142,17 +142,22 @@ class Worker:
 
 
 @contextmanager
-def working(*arguments: str, dsn: str | None, cwd: Path, where: Sequence[str] = (), **environ: str) -> Iterator[Worker]:
-    """A `pgqueue work …` that is killed at the end if it still runs; `where` comes before it (hosts.py)."""
+def working(
+    *arguments: str, dsn: str | None, cwd: Path, where: Sequence[str] = (), terminal: bool = False, **environ: str
+) -> Iterator[Worker]:
+    """A `pgqueue work …` that is killed at the end if it still runs; `where` comes before it (hosts.py). Its stderr may
+    be a terminal."""
+    ours, theirs = pty.openpty() if terminal else os.pipe()
     process = subprocess.Popen(
         [*where, COMMAND, "work", *arguments],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+        stderr=theirs,
         cwd=cwd,
         env=_environ(dsn, environ),
+        text=True,
     )
-    worker = Worker(process)
+    os.close(theirs)
+    worker = Worker(process, os.fdopen(ours, encoding="utf-8"))
     try:
         yield worker
     finally:

@@ -149,7 +149,7 @@ CLOCKS = 2.0
 
 def started(output: str) -> Iterator[tuple[int, float]]:
     """The processes that a supervisor says it has started: each one's pid, and when."""
-    said = re.compile(r"^(\S+) \w+ pgqueue: process \d+ \(pid (\d+)\): is started$", re.MULTILINE)
+    said = re.compile(r"^(\S+) \w+ pgqueue\[\d+\]: process \d+ \(pid (\d+)\): is started$", re.MULTILINE)
     for at, pid in said.findall(output):
         yield int(pid), datetime.fromisoformat(at).timestamp()
 
@@ -187,7 +187,7 @@ def supervised(
     """A supervisor with so many processes, ready; everything is gone at the end."""
     deploy(directory, source)
     arguments = ["shop", "--processes", str(processes), *options]
-    with working(*arguments, dsn=dsn, cwd=directory, where=where, **(environ or {})) as worker:
+    with working(*arguments, dsn=dsn, cwd=directory, where=where, terminal=False, **(environ or {})) as worker:
         one = Supervised(worker, directory)
         try:
             if ready:

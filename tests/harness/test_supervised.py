@@ -44,7 +44,7 @@ def stranger() -> Iterator[psutil.Process]:
 
 
 def line(pid: int, at: float) -> str:
-    return f"{datetime.fromtimestamp(at).astimezone().isoformat()} INFO pgqueue: process 7 (pid {pid}): is started"
+    return f"{datetime.fromtimestamp(at).astimezone().isoformat()} INFO pgqueue[3]: process 7 (pid {pid}): is started"
 
 
 @pytest.mark.parametrize("how", ["seen", "said"])

@@ -98,7 +98,7 @@ def assert_nobody_was_killed_at_work(one: Supervised) -> None:
     """Nobody was sent a TERM; those that were sent a KILL have run nothing in their lives. (A pid may come again.)"""
     assert one.counts("is killed") == one.counts("SIGTERM") == one.counts("a handler that was given up") == 0
     lives: dict[str, dict[str, tuple[int, float]]] = {}
-    said = rf"^(\S+) \w+ pgqueue: process (\d+) \(pid (\d+)[^)]*\): (is started|{KILLED}|was killed by)"
+    said = rf"^(\S+) \w+ pgqueue\[\d+\]: process (\d+) \(pid (\d+)[^)]*\): (is started|{KILLED}|was killed by)"
     for at, number, pid, what in re.findall(said, one.worker.output, re.MULTILINE):
         lives.setdefault(number, {})[what] = int(pid), datetime.fromisoformat(at).timestamp()
     assert all(KILLED in life for life in lives.values() if "was killed by" in life), "somebody else has killed"

@@ -77,7 +77,8 @@ def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
     else:
         newer = f"; {len(standing.unknown)} newer than this pgqueue" if standing.unknown else ""
         newer += ", which cannot work with them" if any(row.breaking for row in standing.unknown) else ""
-        click.echo(f"{where} is at version {standing.version}: nothing to do{newer}")
+        nothing = "" if applied else ": nothing to do"
+        click.echo(f"{where} is at version {standing.version}{nothing}{newer}")
     if standing.pending:
         raise click.exceptions.Exit(NO)
 

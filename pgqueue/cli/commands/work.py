@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Mapping
@@ -80,6 +81,11 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
 @app_dir
 @log_options
 @click.option(
+    "--log-jobs/--no-log-jobs",
+    default=None,
+    help="A line for each job that went well, too [yes if the log is text on a terminal].",
+)
+@click.option(
     "--log-config",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -121,6 +127,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         early_signals.give_back(signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)  # one worker has no answer to them
     from pgqueue.cli.metrics import serving
     from pgqueue.cli.worker_process import serve, worker_end_of  # with all of a worker: a supervisor needs none of it
+    from pgqueue.worker.complete import job_logger
+
+    if _logs_jobs(options):
+        job_logger.success_level = logging.INFO
 
     supervised = options["supervised"] is not None
     with serving(None if supervised else options["metrics"]) as answer:
@@ -147,6 +157,15 @@ def _set_up_logs(ctx: click.Context, options: Mapping[str, Any]) -> None:
         raise click.UsageError("--log-config says it all: give it, or --log-level and --log-format")
     else:
         logs.load(options["log_config"])
+
+
+def _logs_jobs(options: Mapping[str, Any]) -> bool:
+    from pgqueue.cli import logs
+
+    if options["log_jobs"] is None:
+        return options["log_config"] is None and options["log_format"] == "text" and logs.on_terminal()
+    wanted: bool = options["log_jobs"]
+    return wanted
 
 
 def _is_supervisor(ctx: click.Context, options: Mapping[str, Any]) -> bool:

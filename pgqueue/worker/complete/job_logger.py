@@ -1,7 +1,8 @@
 """What is logged of jobs, on the logger `pgqueue.job`.
 
 The completer logs each attempt that did not succeed, once, because all outcomes reach it. Starts and successes are
-logged by hooks. These exist only if the logger is enabled for DEBUG when the worker starts: else they cost nothing.
+logged by hooks. These exist only if the logger is enabled for their level when the worker starts: else they cost
+nothing. That level is DEBUG; `pgqueue work` makes it INFO for successes where a person looks on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from pgqueue.jobs.outcomes import Cancelled, Failed, Outcome, Problem, Released,
 
 log = logging.getLogger("pgqueue.job")
 
+success_level = logging.DEBUG
+"""The level of a success. Read when a worker starts."""
+
 
 def report(job: Job, outcome: Outcome) -> None:
     """Log an attempt that did not succeed: ERROR if it was the last, WARNING if there is another one or it was stopped.
@@ -33,10 +37,11 @@ def report(job: Job, outcome: Outcome) -> None:
 
 
 def with_lines(hooks: Hooks) -> Hooks:
-    """Return these hooks, with hooks that log starts and successes added if the logger is enabled for DEBUG."""
-    if not log.isEnabledFor(logging.DEBUG):
+    """Return these hooks, with hooks that log starts and successes added if the logger is enabled for them."""
+    if not log.isEnabledFor(success_level):
         return hooks
-    return replace(hooks, on_start=(_started, *hooks.on_start), on_finish=(_finished, *hooks.on_finish))
+    starts = (_started,) if log.isEnabledFor(logging.DEBUG) else ()
+    return replace(hooks, on_start=(*starts, *hooks.on_start), on_finish=(_finished, *hooks.on_finish))
 
 
 def _started(job: Job) -> None:
@@ -45,7 +50,7 @@ def _started(job: Job) -> None:
 
 def _finished(job: Job, told: JobOutcome) -> None:
     if told.name in ("completed", "snoozed") or (told.name == "released" and told.reason is None):
-        _say(logging.DEBUG, job, told, None)
+        _say(success_level, job, told, None)
 
 
 def _tell(job: Job, ended: Outcome, traceback: str | None) -> None:

@@ -21,7 +21,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
+from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
@@ -41,6 +43,10 @@ FRAMES_MOST = 100
 """A deeper stack is answered without its outer frames."""
 NAME_MOST = 300
 """Characters of a file's or a function's name."""
+OURS = f"{Path(__file__).parents[2]}{os.sep}"
+"""Where the files of this package are."""
+CALLERS = f"{OURS}worker{os.sep}run{os.sep}"
+"""Where those are that call handlers."""
 Frame = tuple[str, int, str]
 
 
@@ -81,7 +87,7 @@ class Stacks:
         if run.job is not job:
             return {"where": "waiting", "frames": [], "left_out": 0}
         where = "thread" if run.lock is not None else "task"
-        shown = frames[-FRAMES_MOST:]
+        shown = [(file[-NAME_MOST:], line, name) for file, line, name in frames[-FRAMES_MOST:]]
         return {"where": where, "frames": shown, "left_out": len(frames) - len(shown)}
 
     def _of_thread(self, run: Run) -> list[Frame]:
@@ -102,7 +108,7 @@ def _outwards(frame: FrameType | None) -> list[Frame]:
     while frame is not None and len(found) <= 10 * FRAMES_MOST:
         found.append(_frame(frame))
         frame = frame.f_back
-    return found[::-1]
+    return _from_handler(found[::-1])
 
 
 def _inwards(awaited: object) -> list[Frame]:
@@ -120,9 +126,17 @@ def _inwards(awaited: object) -> list[Frame]:
             break
         if frame is not None:
             found.append(_frame(frame))
-    return found
+    return _from_handler(found)
+
+
+def _from_handler(frames: list[Frame]) -> list[Frame]:
+    """These frames without the outer ones: those of the thread or the loop, and those of this package that call the
+    handler. If no other is there, all of them."""
+    called = next((at for at, (file, _, _) in enumerate(frames) if file.startswith(CALLERS)), len(frames))
+    first = next((at for at in range(called, len(frames)) if not frames[at][0].startswith(OURS)), 0)
+    return frames[first:]
 
 
 def _frame(frame: FrameType) -> Frame:
     code = frame.f_code
-    return code.co_filename[-NAME_MOST:], frame.f_lineno or 0, code.co_qualname[:NAME_MOST]
+    return code.co_filename, frame.f_lineno or 0, code.co_qualname[:NAME_MOST]
