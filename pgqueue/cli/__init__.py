@@ -23,6 +23,7 @@ _NO_TEXT = "pgqueue.cli.no_text"
 COMMANDS = (
     "migrate",
     "work",
+    "dev",
     "enqueue",
     "status",
     "queues",

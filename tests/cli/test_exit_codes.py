@@ -65,7 +65,7 @@ def test_every_command_takes_the_database_and_the_schema(name: str) -> None:
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts}
     assert {"--dsn", "--schema"} <= options
-    assert ("--json" in options) == (name not in ("web", "work"))
+    assert ("--json" in options) == (name not in ("web", "work", "dev"))
 
 
 def test_help_is_there_without_the_driver() -> None:

@@ -50,7 +50,7 @@ ASKED = {
     "version": ["version"],
 }
 ELSEWHERE = {
-    *("work", "web"),  # serve, and answer nothing
+    *("work", "web", "dev"),  # serve, and answer nothing
     "stack",  # no job runs: test_stack
     *("restart", "quiet", "scale"),  # no supervisor is here: an error
     *("relay", "demo"),  # need databases of their own: test_relay, test_demo
@@ -75,7 +75,7 @@ def test_every_command_is_asked() -> None:
         for each in [command, *nested]:
             assert each is not None
             has = any("--json" in parameter.opts for parameter in each.params)
-            assert has == (name not in ("work", "web")), f"{name} {each.name}"
+            assert has == (name not in ("work", "web", "dev")), f"{name} {each.name}"
 
 
 @pytest.mark.second
