@@ -1,4 +1,4 @@
-"""The fixtures for tests of applications: `pgqueue_db`, `pgqueue_conn`, `pgqueue_drain`.
+"""The fixtures for tests of applications: `pgqueue_db`, `pgqueue_conn`, `pgqueue_drain` and others.
 
 pytest finds this module by its entry point, in every project that has pgqueue installed. Until a test asks for one of
 the fixtures, it imports only pytest and does nothing.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -146,6 +147,70 @@ def pgqueue_drain(pgqueue_conn: psycopg.Connection[tuple[Any, ...]]) -> Callable
         return drain(pgqueue_conn, clock, **options)
 
     return drain_here
+
+
+@pytest.fixture
+def pgqueue_url(pgqueue_db: str) -> str:
+    """The URL of `pgqueue_db` for SQLAlchemy, with the driver psycopg; for asyncpg replace `+psycopg` by `+asyncpg`."""
+    return pgqueue_db.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+@pytest.fixture
+def pgqueue_worker(pgqueue_db: str) -> Iterator[Callable[..., None]]:
+    """Starts a real worker on `pgqueue_db`, in a thread: `pgqueue_worker()`, or `pgqueue_worker(task, …)`.
+
+    It takes the tasks that are given, or all that are declared, and options of `pgqueue.Worker`. It is stopped at the
+    end of the test; jobs that still run have its `grace`, else 5 s.
+    """
+    from functools import partial
+
+    from pgqueue.testing.loop_thread import LoopThread
+    from pgqueue.testing.worker import working
+
+    with ExitStack() as stack:
+
+        def start(*tasks: Any, **options: Any) -> None:
+            loop = LoopThread(partial(working, pgqueue_db, tasks, options))
+            stack.callback(loop.close)
+            loop.value()
+
+        yield start
+
+
+@pytest.fixture
+def pgqueue_aconn() -> None:
+    """An async psycopg connection to `pgqueue_db`, in a transaction that is rolled back after the test."""
+    pytest.fail(
+        "pgqueue_aconn is an async fixture: it needs the plugin pytest-asyncio, or that of anyio", pytrace=False
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Replace `pgqueue_aconn` by the one that is async, if a plugin can run it. All plugins are loaded by now."""
+    plugins = config.pluginmanager
+    if plugins.has_plugin("asyncio"):
+        import pytest_asyncio
+
+        plugins.register(_async_fixture(pytest_asyncio.fixture), "pgqueue-async")
+    elif plugins.has_plugin("anyio"):
+        plugins.register(_async_fixture(pytest.fixture), "pgqueue-async")
+
+
+def _async_fixture(make: Any) -> object:
+    """A plugin with the async fixture, made by this decorator: pytest-asyncio runs only those of its own, if strict."""
+
+    @make(name="pgqueue_aconn")  # type: ignore[untyped-decorator]
+    async def aconn(pgqueue_db: str) -> AsyncIterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
+        """An async psycopg connection to `pgqueue_db`, in a transaction that is rolled back after the test."""
+        import psycopg
+
+        conn = await psycopg.AsyncConnection.connect(pgqueue_db)
+        yield conn
+        await conn.close()
+
+    plugin = ModuleType("pgqueue_async_fixture")
+    vars(plugin)["pgqueue_aconn"] = aconn
+    return plugin
 
 
 def _databases(stack: ExitStack) -> Databases:

@@ -46,6 +46,11 @@ def lifespan(function: F) -> F:
     return function
 
 
+def is_declared() -> bool:
+    """Whether this process has a lifespan."""
+    return bool(_declared)
+
+
 def declared() -> AbstractAsyncContextManager[Any]:
     """The lifespan to enter. If none was declared, it does nothing."""
     return asynccontextmanager(_declared[0])() if _declared else nullcontext()

@@ -2,7 +2,7 @@
 
 The test sees what a handler writes, and its rollback undoes that. commit() and rollback() on the connection raise, as
 in a worker. A sync handler needs a sync psycopg connection below the connection of the drain, an async handler an async
-psycopg connection.
+psycopg connection. Only for a session it is enough that the drain has one of SQLAlchemy, on any driver.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from psycopg.pq import TransactionStatus
 from pgqueue.client import observers
 from pgqueue.client.tasks import REQUIRED, Task
 from pgqueue.config import config
+from pgqueue.database import drivers
+from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 from pgqueue.jobs.context import AnySource, JobContext, Source
 from pgqueue.jobs.job import Job, NewJob
-from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Fail
+from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Completed, Fail
 from pgqueue.testing.batches import Batches
-from pgqueue.worker.complete.outcome_sql import OutcomeSql
+from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
+from pgqueue.worker.context import check_own
+from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.transactions import sqlalchemy
 from pgqueue.worker.transactions.iteration import Iterations
 
@@ -29,16 +33,17 @@ from pgqueue.worker.transactions.iteration import Iterations
 class DrainContext(JobContext):
     """The context of one job in a drain. `end` or `aend` is called when its handler is done."""
 
-    def __init__(self, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> None:
-        super().__init__()
+    def __init__(
+        self, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool, resources: Any = None
+    ) -> None:
+        super().__init__(resources)
         self.worker_id = worker_id
         self.alone = alone
         """Whether the drain has opened its connection itself."""
         self.iterating = self.spoilt = False
         """Whether an iteration uses the connection; whether one has left a batch that is to be undone."""
-        self._iterations = Iterations(
-            Batches(self), OutcomeSql(config().schema, "testing", notify=False), lambda job: None
-        )
+        self._outcome_sql = OutcomeSql(config().schema, "testing", notify=False, array=list)
+        self._iterations = Iterations(Batches(self), self._outcome_sql, lambda job: None)
         self._task = task
         self._given = conn
         self._conn: Any = None
@@ -81,13 +86,54 @@ class DrainContext(JobContext):
 
     def session(self, job: Job) -> Any:
         if self._session is None:
-            self._session = sqlalchemy.session(self.connection(job))
+            fresh = self._block is None and self._task.transactional
+            foreign = fresh and not isinstance(_below(self._given), Connection)
+            if foreign and (conn := _of_sqlalchemy(self._given)) is not None:
+                self._block, self._conn = conn.begin_nested(), conn
+                self._session = sqlalchemy.within(conn)
+            else:
+                self._session = sqlalchemy.session(self.connection(job))
         return self._session
 
     async def asession(self, job: Job) -> Any:
         if self._session is None:
-            self._session = await sqlalchemy.asession(await self.aconnection(job))
+            fresh = self._block is None and self._task.transactional
+            foreign = fresh and not isinstance(await _abelow(self._given), AsyncConnection)
+            if foreign and (conn := await _aof_sqlalchemy(self._given)) is not None:
+                self._block, self._conn = await conn.begin_nested(), conn
+                self._session = sqlalchemy.awithin(conn)
+            else:
+                self._session = await sqlalchemy.asession(await self.aconnection(job))
         return self._session
+
+    def complete(self, job: Job, conn: object) -> None:
+        try:
+            for statement in self._completion(job, conn):
+                drivers.run(conn, statement)
+        except Exception as error:
+            raise self._explained(job, error) from error
+
+    async def acomplete(self, job: Job, conn: object) -> None:
+        try:
+            for statement in self._completion(job, conn):
+                await drivers.arun(conn, statement)
+        except Exception as error:
+            raise self._explained(job, error) from error
+
+    def _completion(self, job: Job, conn: object) -> list[Statement[Any]]:
+        check_own(job, conn, owned=bool(self._task.transactional) or self.iterating)
+        return self._outcome_sql.within(job, Completed(successors=tuple(job.successors or ())), self.worker_id)
+
+    def _explained(self, job: Job, error: Exception) -> Exception:
+        """The error itself, or what to do if this connection does not see the job."""
+        if sqlstate(error) != LOST or self.alone:
+            return error
+        return Error(
+            f"job {job.id} ({job.task}): job.complete(conn) was given another connection than the drain, and does not "
+            "see the job, which runs in the test's transaction. Give the code that is tested the test's connection, or "
+            "commit, and call drain() without one",
+            job_id=job.id,
+        )
 
     def end(self, *, kept: bool) -> None:
         """Keep the handler's writes, or undo them. Raises if they cannot be kept."""
@@ -95,9 +141,9 @@ class DrainContext(JobContext):
         if session is not None:
             try:
                 if kept:
-                    session.flush()
+                    session.finish()
             finally:
-                session.close()
+                session.leave()
         block, self._block = self._block, None
         if block is not None:
             block.__exit__(*_how(kept))
@@ -133,8 +179,6 @@ class DrainContext(JobContext):
 
     def _refusal(self, job: Job, what: str) -> Error:
         told = f"job {job.id} ({job.task}): no job.{what} here"
-        if what.startswith(("complete", "acomplete")):
-            return Error(f"{told}: the drain completes its jobs itself, in the transaction of the test")
         if not self._task.transactional:
             return Error(f"{told}: declare the task with transactional=True, or ask inside job.iterate")
         return Error(
@@ -159,6 +203,19 @@ def _below(conn: Any) -> object:
         inner = getattr(conn, "driver_connection", None) or getattr(conn, "connection", None)
         conn = inner() if callable(inner) else inner
     return conn
+
+
+def _of_sqlalchemy(conn: Any) -> Any:
+    """SQLAlchemy's connection, of a session or itself; None if there is none."""
+    if hasattr(conn, "get_bind"):
+        return conn.connection()
+    return conn if hasattr(conn, "exec_driver_sql") else None
+
+
+async def _aof_sqlalchemy(conn: Any) -> Any:
+    if hasattr(conn, "sync_session"):
+        return await conn.connection()
+    return conn if hasattr(conn, "get_raw_connection") else None
 
 
 async def _abelow(conn: Any) -> object:

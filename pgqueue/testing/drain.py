@@ -18,7 +18,6 @@ from typing import Any
 
 from pgqueue.client import tasks
 from pgqueue.client.middleware import declared, wrapped
-from pgqueue.client.tasks import Task
 from pgqueue.config import config
 from pgqueue.database.asking import named
 from pgqueue.database.drivers import aconnect, connect
@@ -26,11 +25,13 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import (
+    COMPLETED,
     RELEASED,
     Cancel,
     Cancelled,
     Completed,
     Failed,
+    Handed,
     Outcome,
     Released,
     Retried,
@@ -41,6 +42,7 @@ from pgqueue.jobs.values import UNIX_EPOCH
 from pgqueue.plain_text import plural
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.handlers import Ran
+from pgqueue.testing.resources import AS_DECLARED, Resources
 from pgqueue.testing.steps import Call, Command, Steps, aplay, play
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.concurrency.waiter_cursors import FRONT
@@ -113,7 +115,9 @@ class _Account:
         return Drained(**self.counts, errors=tuple(self.errors), unknown=tuple(unknown))
 
 
-def drain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) -> Drained:
+def drain(
+    conn: object = None, clock: Clock | None = None, *, most: int = MOST, resources: Any = AS_DECLARED
+) -> Drained:
     """Run every due job to its end, also jobs that jobs enqueue, in this process, and return the account.
 
         with psycopg.connect(dsn) as conn:
@@ -132,25 +136,32 @@ def drain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) 
 
     Sync handlers run in this thread, async handlers on a fresh loop in another thread. Exceptions of handlers are in
     `.errors`, and not raised: `drain(conn).check()` raises them. After `most` attempts Error is raised.
+
+    `job.resources` is what is given as `resources`, else what the declared lifespan yields. The lifespan is entered
+    before the first handler, in the other thread, and left at the end.
     """
-    if conn is None:
-        with connect() as own:
-            return play(own, _drain(clock, most, alone=True))
-    return play(conn, _drain(clock, most, alone=False))
+    with Resources(resources) as own_resources:
+        if conn is None:
+            with connect() as own:
+                return play(own, _drain(clock, most, own_resources, alone=True))
+        return play(conn, _drain(clock, most, own_resources, alone=False))
 
 
-async def adrain(conn: object = None, clock: Clock | None = None, *, most: int = MOST) -> Drained:
+async def adrain(
+    conn: object = None, clock: Clock | None = None, *, most: int = MOST, resources: Any = AS_DECLARED
+) -> Drained:
     """`drain` for async connections: async handlers run on this loop, sync handlers in threads, one at a time."""
-    if conn is None:
-        async with await aconnect() as own:
-            return await aplay(own, _drain(clock, most, alone=True))
-    return await aplay(conn, _drain(clock, most, alone=False))
+    async with Resources(resources) as own_resources:
+        if conn is None:
+            async with await aconnect() as own:
+                return await aplay(own, _drain(clock, most, own_resources, alone=True))
+        return await aplay(conn, _drain(clock, most, own_resources, alone=False))
 
 
 # The steps ------------------------------------------------------------------------------------------------------------
 
 
-def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
+def _drain(clock: Clock | None, most: int, resources: Resources, *, alone: bool) -> Steps[Drained]:
     """The steps of a drain. `alone`: the connection is our own, and every step is committed."""
     account = _Account()
     yield from _in_transaction(alone)
@@ -169,9 +180,9 @@ def _drain(clock: Clock | None, most: int, *, alone: bool) -> Steps[Drained]:
                 ran = plural(most, "attempt", "attempts")
                 raise Error(f"drain ran {ran} and there is more to do: does {job.task} enqueue itself?")
             yield from _commit(alone)
-            outcome, error = yield from _attempt(job, worker_id, alone)
+            outcome, error = yield from _attempt(job, worker_id, alone, resources)
+            outcome = yield _ending(job, outcome, worker_id)
             account.add(job, outcome, error)
-            yield _ending(job, outcome, worker_id)
             if (release := _endings().release([(job, outcome)])) is not None:
                 yield release
             yield from _commit(alone)
@@ -292,27 +303,28 @@ def _claimed(worker_id: int, claim: int) -> Steps[Job | None]:
     return Job(rows[0], claim) if rows else None
 
 
-def _attempt(job: Job, worker_id: int, alone: bool) -> Steps[Ran]:
+def _attempt(job: Job, worker_id: int, alone: bool, resources: Resources) -> Steps[Ran]:
     """Call the handler, with middleware and hooks; return the outcome and the error."""
     hooks = declared()
-    ran = yield from _in_savepoint(job, wrapped(tasks.registry[job.task], hooks), worker_id, alone)
+    call = Call(job, wrapped(tasks.registry[job.task], hooks), worker_id, alone, resources)
+    ran = yield from _in_savepoint(call)
     hooks.finished(job, ran[0])
     return ran
 
 
-def _in_savepoint(job: Job, task: Task[..., Any], worker_id: int, alone: bool) -> Steps[Ran]:
+def _in_savepoint(call: Call) -> Steps[Ran]:
     """Run the handler in a savepoint: released if it returned, rolled back if it raised. With `alone` without one."""
-    if alone:
-        ran: Ran = yield Call(job, task, worker_id, alone)
+    if call.alone:
+        ran: Ran = yield call
         return ran
     yield Command("SAVEPOINT pgqueue_job")
-    outcome, error = yield Call(job, task, worker_id, alone)
+    outcome, error = yield call
     if error is None:
         try:
             yield Command("RELEASE SAVEPOINT pgqueue_job")
             return outcome, error
         except Exception as broken:  # the handler went on after an error in its SQL: its writes cannot be kept
-            outcome, error = given(job, task.retry, broken, raised=True), broken
+            outcome, error = given(call.job, call.task.retry, broken, raised=True), broken
     yield Command("ROLLBACK TO SAVEPOINT pgqueue_job")
     yield Command("RELEASE SAVEPOINT pgqueue_job")
     return outcome, error
@@ -345,13 +357,18 @@ def _register() -> Statement[int]:
     return named("registration_register", lambda rows: int(rows[0][0]), **params)
 
 
-def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[None]:
-    """The completer's statement for this outcome."""
+def _ending(job: Job, outcome: Outcome, worker_id: int) -> Statement[Outcome]:
+    """The completer's statement for this outcome. It answers the outcome that counts: a handler that has called
+    `job.complete` has completed the job, if that was kept."""
     ending = _endings().one(job, outcome, worker_id)
 
-    def read(rows: list[Row]) -> None:
-        if ending.read(rows) is not None:
+    def read(rows: list[Row]) -> Outcome:
+        was_there = ending.read(rows) is None
+        if isinstance(outcome, Handed):
+            return outcome.otherwise if was_there else COMPLETED
+        if not was_there:
             raise Error(f"job {job.id} ({job.task}) is not running any more: its handler moved or deleted its own row")
+        return outcome
 
     return Statement(ending.sql, ending.params, read)
 

@@ -11,20 +11,22 @@ import asyncio
 import contextvars
 import json
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from inspect import signature
 from itertools import count
 from time import perf_counter
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from pgqueue.client.middleware import Hooks, declared, wrapped
 from pgqueue.client.tasks import Task
+from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.fields import CLAIMED, claimed
 from pgqueue.jobs.job import Job, NewJob, running_job
 from pgqueue.jobs.outcomes import Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unfit
 from pgqueue.jobs.values import EPOCH
 from pgqueue.testing.context import DrainContext
+from pgqueue.testing.resources import AS_DECLARED, Resources
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,12 +42,19 @@ _KEPT = [name for name in CLAIMED if name in NewJob.__struct_fields__ and name n
 """What a job that has just been claimed has of its enqueue: it was due, and in time."""
 
 
-def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+@overload
+def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+@overload
+def run(task: Task[..., R], /, *args: Any, resources: Any, **kwargs: Any) -> R: ...
+def run(task: Task[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run the task's handler as a worker would, without a database, and return what it returns.
 
     The arguments are encoded to JSON and decoded again. The Job is made up, and `current_job()` works. Middleware and
     hooks are called. Exceptions are raised, and no attempt is retried. Raises InvalidArguments for arguments that an
     enqueue would refuse.
+
+    `job.resources` is what is given as `resources`, else what the declared lifespan yields, which is entered for this
+    call. If the task has a parameter of that name, `resources` is its argument.
 
     >>> @pgqueue.task(name="testing.double")
     ... def double(job: pgqueue.Job, n: int) -> int:
@@ -54,30 +63,45 @@ def run(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     >>> run(double, 21)
     42
     """
+    given = _resources(task, kwargs)
     job, hooks = _made_up(task.new(*args, **kwargs)), declared()
-    with _telling(hooks, task, job) as gave:
-        gave.append(_run_here(wrapped(task, hooks), job))
-    return gave[0]  # type: ignore[no-any-return]
+    with Resources(given) as resources, _telling(hooks, task, job) as gave:
+        job.context = JobContext(resources.value())
+        gave.append(_run_here(wrapped(task, hooks), job, resources))
+    return gave[0]
 
 
-async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+@overload
+async def arun(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+@overload
+async def arun(task: Task[..., R], /, *args: Any, resources: Any, **kwargs: Any) -> R: ...
+async def arun(task: Task[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`run` on the loop of the test: an async handler may use objects that belong to that loop.
 
     assert await arun(send, "a@example.com") == "sent"
     """
+    given = _resources(task, kwargs)
     job, hooks = _made_up(task.new(*args, **kwargs)), declared()
-    with _telling(hooks, task, job) as gave:
-        gave.append(await _run_there(wrapped(task, hooks), job))
-    return gave[0]  # type: ignore[no-any-return]
+    async with Resources(given) as resources:
+        with _telling(hooks, task, job) as gave:
+            job.context = JobContext(await resources.avalue())
+            gave.append(await _run_there(wrapped(task, hooks), job))
+    return gave[0]
 
 
-def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> Ran:
+def _resources(task: Task[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Take the resources out of the arguments, unless they are the task's own."""
+    own = "resources" in signature(task.fn).parameters
+    return AS_DECLARED if own else kwargs.pop("resources", AS_DECLARED)
+
+
+def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool, resources: Resources) -> Ran:
     """Run the job in this thread, with the drain's connection; return its outcome."""
     if (outcome := unfit(job)) is not None:
         return outcome, None
-    job.context = context = DrainContext(task, conn, worker_id, alone=alone)
+    job.context = context = DrainContext(task, conn, worker_id, alone=alone, resources=resources.value())
     try:
-        what = context.covered(_run_here(task, job))
+        what = context.covered(_run_here(task, job, resources))
         outcome = given(job, task.retry, what)
         context.end(kept=_kept(outcome, what))
         return outcome, None
@@ -86,11 +110,14 @@ def call(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone:
         return given(job, task.retry, error, raised=True), error
 
 
-async def acall(job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool) -> Ran:
+async def acall(
+    job: Job, task: Task[..., Any], conn: object, worker_id: int, *, alone: bool, resources: Resources
+) -> Ran:
     """`call` from a running loop."""
     if (outcome := unfit(job)) is not None:
         return outcome, None
-    job.context = context = DrainContext(task, conn, worker_id, alone=alone)
+    given_resources = await resources.avalue()
+    job.context = context = DrainContext(task, conn, worker_id, alone=alone, resources=given_resources)
     test = asyncio.current_task()
     try:
         what = context.covered(await _run_there(task, job))
@@ -121,11 +148,9 @@ def _telling(hooks: Hooks, task: Task[..., Any], job: Job) -> Iterator[list[Any]
     hooks.finished(job, given(job, task.retry, gave[0]))
 
 
-def _run_here(task: Task[..., Any], job: Job) -> Any:
+def _run_here(task: Task[..., Any], job: Job, resources: Resources) -> Any:
     if task.is_async:
-        with ThreadPoolExecutor(1, "pgqueue-testing") as thread:
-            context = contextvars.copy_context()
-            return thread.submit(context.run, asyncio.run, _handle_async(task, job)).result()
+        return resources.run(_handle_async(task, job))
     return contextvars.copy_context().run(_handle, task, job)
 
 

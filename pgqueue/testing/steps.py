@@ -16,6 +16,7 @@ from pgqueue.database import drivers
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
 from pgqueue.testing import handlers
+from pgqueue.testing.resources import Resources
 
 R = TypeVar("R")
 Params = Mapping[str, object]
@@ -37,6 +38,7 @@ class Call:
     task: Task[..., Any]
     worker_id: int
     alone: bool
+    resources: Resources
 
 
 Step = Statement[Any] | Command | Call
@@ -80,7 +82,7 @@ def _take(conn: Any, step: Step) -> Any:
         case Command():
             return _command(conn, step)
         case Call():
-            return handlers.call(step.job, step.task, conn, step.worker_id, alone=step.alone)
+            return handlers.call(step.job, step.task, conn, step.worker_id, alone=step.alone, resources=step.resources)
 
 
 async def _atake(conn: Any, step: Step) -> Any:
@@ -90,7 +92,9 @@ async def _atake(conn: Any, step: Step) -> Any:
         case Command():
             return await _acommand(conn, step)
         case Call():
-            return await handlers.acall(step.job, step.task, conn, step.worker_id, alone=step.alone)
+            return await handlers.acall(
+                step.job, step.task, conn, step.worker_id, alone=step.alone, resources=step.resources
+            )
 
 
 def _command(conn: Any, command: Command) -> None:

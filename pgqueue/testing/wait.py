@@ -7,6 +7,7 @@ the arguments that are named are compared.
 from __future__ import annotations
 
 import inspect
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -16,13 +17,16 @@ from pgqueue.admin.queries import JobInfo, newest
 from pgqueue.client import tasks
 from pgqueue.client.tasks import Task
 from pgqueue.config import config
-from pgqueue.database.asking import asks, twin
+from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.states import WAITING
+from pgqueue.jobs.values import seconds
 
 SHOWN = 20
 MOST = 10_000
+PAUSE = 0.02
+"""Seconds between two looks. The server waits: so one way serves all connections, sync and async."""
 
 
 @asks
@@ -45,13 +49,23 @@ aenqueued = twin(enqueued)
 def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) -> Steps[JobInfo]:
     """Assert that a job of this task, with at least these arguments, waits to be run; return the oldest one.
 
-    assert_enqueued(conn, send_receipt, order_id=7)
+        assert_enqueued(conn, send_receipt, order_id=7)
+        assert_enqueued(conn, send_receipt, order_id=7, within=1)
+
+    `within` waits so long for another session to commit it: a duration. If the task has a parameter of that name, it is
+    an argument like the others.
     """
-    waiting = yield from _waiting()
-    found = _fitting(waiting, task, args)
-    if not found:
-        raise AssertionError(f"{_wanted(task, args)} is not enqueued; {_listed(waiting)}")
-    return found[0]
+    patience = _patience(task, args)
+    until = monotonic() + patience
+    while True:
+        waiting = yield from _waiting()
+        if found := _fitting(waiting, task, args):
+            return found[0]
+        if monotonic() >= until:
+            break
+        yield named("patience_pause", seconds=PAUSE)
+    late = f" within {patience:g} s" if patience else ""
+    raise AssertionError(f"{_wanted(task, args)} is not enqueued{late}; {_listed(waiting)}")
 
 
 aassert_enqueued = twin(assert_enqueued)
@@ -71,6 +85,14 @@ def assert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, 
 
 aassert_not_enqueued = twin(assert_not_enqueued)
 """`assert_not_enqueued` for async connections."""
+
+
+def _patience(task: Task[..., Any] | str, args: dict[str, Any]) -> float:
+    """Take `within` out of the arguments, in seconds; 0 without it."""
+    known = tasks.find(task) if isinstance(task, str) else task
+    if "within" not in args or (known is not None and "within" in _signature(known).parameters):
+        return 0.0
+    return seconds(args.pop("within"), "within")
 
 
 def _waiting() -> Steps[list[JobInfo]]:
@@ -100,11 +122,11 @@ def _arguments(task: Task[..., Any], job: JobInfo) -> dict[str, Any]:
         bound = _signature(task).bind(*args, **kwargs)
     except (InvalidArguments, TypeError):
         return dict(job.args)
-    named = dict(bound.arguments)
+    by_name = dict(bound.arguments)
     for parameter in bound.signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            named |= named.pop(parameter.name, {})
-    return named
+            by_name |= by_name.pop(parameter.name, {})
+    return by_name
 
 
 def _signature(task: Task[..., Any]) -> inspect.Signature:

@@ -101,19 +101,24 @@ class WorkerContext(JobContext):
             raise _explained(job, error) from error
 
     def _completion(self, job: Job, conn: object) -> list[Statement[Any]]:
-        if drivers.alone(conn):
-            raise Error(
-                f"job {job.id} ({job.task}): job.complete(conn) outside of a transaction would complete it at once, "
-                "whatever comes after; open a transaction on this connection first",
-                job_id=job.id,
-            )
-        if self._transactional.owns(job):
-            raise Error(
-                f"job {job.id} ({job.task}): its task is transactional, or it is inside job.iterate, so the worker "
-                "completes it; job.complete(conn) is for handlers that open a transaction themselves",
-                job_id=job.id,
-            )
+        check_own(job, conn, owned=self._transactional.owns(job))
         return self._outcome_sql.within(job, Completed(successors=tuple(job.successors or ())), self._state.id)
+
+
+def check_own(job: Job, conn: object, *, owned: bool) -> None:
+    """Raise unless this connection is in a transaction, which is the handler's own: not `owned` by the worker."""
+    if drivers.alone(conn):
+        raise Error(
+            f"job {job.id} ({job.task}): job.complete(conn) outside of a transaction would complete it at once, "
+            "whatever comes after; open a transaction on this connection first",
+            job_id=job.id,
+        )
+    if owned:
+        raise Error(
+            f"job {job.id} ({job.task}): its task is transactional, or it is inside job.iterate, so the worker "
+            "completes it; job.complete(conn) is for handlers that open a transaction themselves",
+            job_id=job.id,
+        )
 
 
 def _explained(job: Job, error: Exception) -> Exception:

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +29,7 @@ from sqlalchemy.orm import Session
 
 import pgqueue
 from pgqueue import config, testing
+from pgqueue.client import lifespan
 from pgqueue.client.tasks import task
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.retry import RetryPolicy
@@ -679,7 +681,7 @@ def test_run_lets_exceptions_through_and_checks_arguments() -> None:
     with pytest.raises(OSError, match="attempt 1"):
         run(flaky)
     with pytest.raises(InvalidArguments):
-        run(greet, 7)  # type: ignore[arg-type]
+        run(greet, 7)  # type: ignore[call-overload]
 
 
 def test_run_an_async_task() -> None:
@@ -691,6 +693,273 @@ async def test_run_an_async_task_inside_a_loop_and_on_it() -> None:
     assert await arun(asynchronous, "b") == "B"
     assert await arun(greet, "c") == "hello c"
     assert [loop is asyncio.get_running_loop() for _, loop in at] == [False, True]
+
+
+# -- Resources --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a declared lifespan has said; it yields its loop."""
+    said: list[Any] = []
+    monkeypatch.setattr(lifespan, "_declared", [])
+
+    @pgqueue.lifespan
+    async def resources() -> AsyncIterator[dict[str, Any]]:
+        said.append("entered")
+        async with asyncio.TaskGroup():  # is left by the task that has entered it
+            yield {"loop": asyncio.get_running_loop()}
+        said.append("left")
+
+    return said
+
+
+@task(name="testing.shows")
+def shows(job: pgqueue.Job) -> None:
+    at.append(job.resources)
+
+
+@task(name="testing.ashows")
+async def ashows(job: pgqueue.Job) -> None:
+    at.append((job.resources, asyncio.get_running_loop()))
+
+
+@task(name="testing.has_own")
+def has_own(job: pgqueue.Job, resources: str = "") -> str:
+    at.append(job.resources)
+    return resources
+
+
+@pytest.mark.promise("F287")
+async def test_resources_are_those_that_were_given(
+    conn: psycopg.Connection, aconn: psycopg.AsyncConnection, held: list[Any]
+) -> None:
+    shows.enqueue(conn)
+    ashows.enqueue(conn)
+    assert drain(conn, resources="given").check().completed == 2
+    assert [at[0], at[1][0]] == ["given", "given"]
+    await shows.aenqueue(aconn)
+    await ashows.aenqueue(aconn)
+    assert (await adrain(aconn, resources=None)).check().completed == 2
+    assert [at[2], at[3]] == [None, (None, asyncio.get_running_loop())]
+    run(shows, resources=7)
+    await arun(shows, resources=8)
+    assert at[4:] == [7, 8] and held == []
+
+
+@pytest.mark.promise("F287")
+def test_else_they_are_what_the_lifespan_yields_on_its_loop(conn: psycopg.Connection, held: list[Any]) -> None:
+    assert drain(conn) == Drained() and held == [], "a drain without jobs sets nothing up"
+    for _ in range(2):
+        shows.enqueue(conn)
+        ashows.enqueue(conn)
+    assert drain(conn).check().completed == 4
+    assert held == ["entered", "left"]
+    first, (second, loop), *_ = at
+    assert first is second and first["loop"] is loop and at[3] == (first, loop)
+    assert run(has_own, resources="b") == "b", "the task's own parameter"
+    assert held == ["entered", "left"] * 2 and at[4]["loop"] is not loop
+
+
+@pytest.mark.promise("F287")
+async def test_else_they_are_what_the_lifespan_yields_on_the_loop_of_the_test(
+    aconn: psycopg.AsyncConnection, held: list[Any]
+) -> None:
+    await shows.aenqueue(aconn)
+    await ashows.aenqueue(aconn)
+    assert (await adrain(aconn)).check().completed == 2
+    assert at[0]["loop"] is asyncio.get_running_loop() and at[1] == (at[0], at[0]["loop"])
+    await arun(ashows)
+    assert held == ["entered", "left"] * 2
+
+
+@pytest.mark.promise("F287")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_lifespan_that_fails_fails_the_test(
+    conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(lifespan, "_declared", [])
+
+    @pgqueue.lifespan
+    async def fails() -> AsyncIterator[None]:
+        if when == "before":
+            raise ValueError("no such host")
+        yield
+        raise ValueError("no such host")
+
+    shows.enqueue(conn)
+    with pytest.raises(ValueError, match="no such host"):
+        drain(conn)
+
+
+# -- Handlers that complete their job themselves ----------------------------------------------------------------------
+
+
+@task(name="testing.completes", retry=1)
+def completes(job: pgqueue.Job, then: str = "") -> None:
+    with at[0].begin_nested() if hasattr(at[0], "begin_nested") else at[0].transaction():
+        drivers_execute(at[0], "INSERT INTO said VALUES ('effect')")
+        job.enqueue(greet, "successor")
+        job.complete(at[0])
+        if then == "raise inside":
+            raise ValueError("inside")
+    if then == "raise":
+        raise ValueError("outside")
+
+
+def drivers_execute(conn: Any, sql: str) -> None:
+    conn.execute(sa.text(sql) if hasattr(conn, "begin_nested") else sql)
+
+
+@pytest.mark.promise("F288")
+@pytest.mark.parametrize("kind", ["psycopg", "Session of psycopg2"])
+@pytest.mark.parametrize(
+    ("then", "account", "written"),
+    [("", Drained(completed=2), 1), ("raise inside", Drained(failed=1), 0), ("raise", Drained(failed=1), 0)],
+)
+def test_a_handler_completes_its_job_on_the_connection_of_the_drain(
+    dsn: str, kind: str, then: str, account: Drained, written: int
+) -> None:
+    """If it raises afterwards, the savepoint of the drain undoes that completion, too."""
+    with contextlib.ExitStack() as stack:
+        if kind == "psycopg":
+            given: Any = stack.enter_context(psycopg.connect(dsn))
+        else:
+            engine = sa.create_engine(dsn.replace("postgresql://", "postgresql+psycopg2://"))
+            stack.callback(engine.dispose)
+            given = stack.enter_context(Session(engine))
+        drivers_execute(given, "CREATE TABLE said (text text)")
+        at.append(given)
+        completes.enqueue(given, then)
+        drained = drain(given)
+        assert replace(drained, errors=()) == account
+        assert [type(error) for error in drained.errors] == ([ValueError] if then else [])
+        [[found]] = given.execute(
+            sa.text("SELECT count(*) FROM said") if kind != "psycopg" else "SELECT count(*) FROM said"
+        )
+        assert found == written
+        given.rollback()
+
+
+@pytest.mark.promise("F288")
+async def test_an_async_handler_completes_its_job_on_the_session_of_the_drain(dsn: str) -> None:
+    @task(name="testing.acompletes", retry=1)
+    async def acompletes(job: pgqueue.Job) -> None:
+        async with at[0].begin_nested():
+            await job.acomplete(at[0])
+
+    engine = create_async_engine(dsn.replace("postgresql://", "postgresql+asyncpg://"))
+    async with AsyncSession(engine) as session:
+        at.append(session)
+        await acompletes.aenqueue(session)
+        assert (await adrain(session)).check().completed == 1
+    await engine.dispose()
+
+
+@pytest.mark.promise("F288")
+def test_a_connection_that_does_not_see_the_job_is_refused_with_a_sentence(dsn: str, conn: psycopg.Connection) -> None:
+    with psycopg.connect(dsn) as other:
+        other.execute("CREATE TABLE said (text text)")
+        at.append(other)
+        completes.enqueue(conn)
+        with pytest.raises(Error, match=r"another connection than the drain.*call drain\(\) without one"):
+            drain(conn).check()
+        other.rollback()
+
+
+@pytest.mark.promise("F288")
+def test_a_drain_of_its_own_sees_what_a_handler_commits(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_configured", {"dsn": dsn})
+    with psycopg.connect(dsn, autocommit=True) as other:
+        other.execute("CREATE TABLE said (text text)")
+        at.append(other)
+        completes.enqueue(other)
+        completes.enqueue(other, "raise inside")
+        completes.enqueue(other, "raise")
+        drained = drain()
+        # What was committed counts, whatever the handler does afterwards; its error is told.
+        assert (drained.completed, drained.failed, len(drained.errors)) == (4, 1, 2)
+        assert states(other) == {"completed": 4, "failed": 1}
+
+
+# -- Sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F289")
+@pytest.mark.parametrize("then", ["return", "raise", "an error in SQL", "not stored"])
+async def test_a_session_is_on_the_connection_of_the_drain_with_any_driver(dsn: str, then: str) -> None:
+    @task(name="testing.sessions", transactional=True, retry=1)
+    async def sessions(job: pgqueue.Job) -> Any:
+        session = await job.asession()
+        assert session is await job.asession()
+        await session.execute(sa.text("INSERT INTO said VALUES ('effect')"))
+        with pytest.raises(Error, match="flush"):
+            await session.commit()
+        if then == "raise":
+            raise ValueError
+        if then == "an error in SQL":
+            await session.execute(sa.text("SELECT 1 / 0"))
+        return object() if then == "not stored" else None
+
+    engine = create_async_engine(dsn.replace("postgresql://", "postgresql+asyncpg://"))
+    async with AsyncSession(engine) as given:
+        await given.execute(sa.text("CREATE TABLE said (text text)"))
+        await sessions.aenqueue(given)
+        drained = await adrain(given)
+        good = then == "return"
+        assert (drained.completed, drained.failed) == ((1, 0) if good else (0, 1)), drained
+        expected = {"raise": [ValueError], "an error in SQL": [sa.exc.DBAPIError]}.get(then, [])
+        assert [type(error) for error in drained.errors] == expected
+        assert (await given.execute(sa.text("SELECT count(*) FROM said"))).scalar() == int(good)
+        assert given.in_transaction()
+    await engine.dispose()
+
+
+@pytest.mark.promise("F289")
+@pytest.mark.parametrize("then", ["return", "raise"])
+def test_so_is_a_sync_one(dsn: str, then: str) -> None:
+    @task(name="testing.sync_sessions", transactional=True, retry=1)
+    def sessions(job: pgqueue.Job) -> None:
+        job.session().execute(sa.text("INSERT INTO said VALUES ('effect')"))
+        if then == "raise":
+            raise ValueError
+
+    engine = sa.create_engine(dsn.replace("postgresql://", "postgresql+psycopg2://"))
+    with engine.connect() as given:
+        given.execute(sa.text("CREATE TABLE said (text text)"))
+        sessions.enqueue(given)
+        drained = drain(given)
+        assert [type(error) for error in drained.errors] == ([ValueError] if then == "raise" else []), drained
+        assert given.execute(sa.text("SELECT count(*) FROM said")).scalar() == int(then == "return")
+    engine.dispose()
+
+
+# -- Waiting ----------------------------------------------------------------------------------------------------------
+
+
+@task(name="testing.within")
+def has_within(within: int) -> None: ...
+
+
+@pytest.mark.promise("F290")
+async def test_an_assertion_waits_for_what_another_session_commits(
+    dsn: str, conn: psycopg.Connection, aconn: psycopg.AsyncConnection
+) -> None:
+    def commits() -> None:
+        with psycopg.connect(dsn) as other:
+            other.execute("SELECT pg_sleep(0.1)")
+            greet.enqueue(other, "late")
+
+    committing = asyncio.create_task(asyncio.to_thread(commits))
+    job = await testing.aassert_enqueued(aconn, greet, name="late", within=30)
+    await committing
+    assert assert_enqueued(conn, greet, within="30s").id == job.id
+    with pytest.raises(AssertionError, match=r"not enqueued within 0\.05 s; enqueued are"):
+        assert_enqueued(conn, greet, name="never", within=0.05)
+    with pytest.raises(InvalidOption):
+        assert_enqueued(conn, greet, within="soon")
+    has_within.enqueue(conn, 3)
+    assert assert_enqueued(conn, has_within, within=3).args == {"within": 3}
 
 
 # -- The plugin -------------------------------------------------------------------------------------------------------
@@ -758,7 +1027,9 @@ def entry_point() -> str:
     return "[pytest11]\n" + "".join(f"{name} = {value}\n" for name, value in named.items())
 
 
-def pytest_in(project: Path, test: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def pytest_in(
+    project: Path, test: str, *options: str, without: Sequence[str] = ("asyncio",), **environment: str
+) -> subprocess.CompletedProcess[str]:
     (project / "test_it.py").write_text(test, encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PGQUEUE_", "PYTEST_"))}
     path = os.pathsep.join([str(project / "site"), str(ROOT)])
@@ -770,8 +1041,7 @@ def pytest_in(project: Path, test: str, *options: str, **environment: str) -> su
             "-q",
             "-p",
             "no:cacheprovider",
-            "-p",
-            "no:asyncio",
+            *(f"-pno:{plugin}" for plugin in without),
             "-W",
             "error",
             *options,
@@ -819,6 +1089,103 @@ def test_the_fixtures_on_a_server_that_is_named(project: Path, dsn: str) -> None
 def run_databases(dsn: str) -> set[str]:
     with psycopg.connect(dsn) as conn:
         return {name for (name,) in conn.execute("SELECT datname FROM pg_database WHERE datname LIKE 'pgqueue_run_%'")}
+
+
+ASYNC = """
+import psycopg, pytest, pgqueue
+from pgqueue.testing import aassert_enqueued, adrain
+
+@pgqueue.task(name="plugin.agreet")
+async def agreet(name: str) -> str:
+    return "hello " + name
+
+MARK
+async def test_an_async_connection(pgqueue_aconn):
+    assert isinstance(pgqueue_aconn, psycopg.AsyncConnection)
+    await agreet.aenqueue(pgqueue_aconn, "a")
+    await aassert_enqueued(pgqueue_aconn, agreet, name="a")
+    assert (await adrain(pgqueue_aconn)).check().completed == 1
+
+def test_nothing_of_it_is_left(pgqueue_conn):
+    assert pgqueue.find(pgqueue_conn) == []
+"""
+SCOPE = "-oasyncio_default_fixture_loop_scope=function"
+ANYIO = """
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+@pytest.mark.second
+@pytest.mark.promise("F290")
+@pytest.mark.parametrize(
+    ("mark", "without", "options", "passes"),
+    [
+        ("", ["anyio"], ["-oasyncio_mode=auto", SCOPE], True),
+        ("@pytest.mark.asyncio", ["anyio"], ["-oasyncio_mode=strict", SCOPE], True),
+        ("@pytest.mark.anyio", ["asyncio"], [], True),
+        ("", ["asyncio", "anyio"], [], False),
+    ],
+    ids=["asyncio, auto", "asyncio, strict", "anyio", "neither"],
+)
+def test_the_async_fixture(
+    project: Path, dsn: str, mark: str, without: list[str], options: list[str], passes: bool
+) -> None:
+    text = ASYNC.replace("MARK", mark) + (ANYIO if "anyio" in mark else "")
+    if not passes:
+        text = text.replace("async def test_an_async", "def test_an_async").partition("    await agreet.aenq")[0]
+    done = pytest_in(project, text, *options, without=without, PGQUEUE_TEST_DSN=dsn)
+    if passes:
+        assert "2 passed" in done.stdout, done.stdout + done.stderr
+    else:
+        assert "needs the plugin pytest-asyncio, or that of anyio" in done.stdout, done.stdout + done.stderr
+
+
+WITH_A_WORKER = """
+import pgqueue, psycopg, pytest, sqlalchemy as sa, threading
+from pgqueue.testing import assert_enqueued
+
+@pgqueue.task(name="plugin.settle")
+def settle(job: pgqueue.Job, url: str) -> str:
+    with sa.create_engine(url).begin() as conn:
+        conn.execute(sa.text("INSERT INTO settled VALUES (:id)"), {"id": job.id})
+        job.complete(conn)
+    return "not stored"
+
+@pgqueue.task(name="plugin.late", timeout=0.2, retry=1)
+async def late() -> None:
+    import asyncio
+    await asyncio.sleep(60)
+
+def test_jobs_run(pgqueue_url, pgqueue_worker):
+    with pgqueue.connect() as conn:
+        conn.execute("CREATE TABLE settled (id bigint)")
+        job, timed = settle.enqueue(conn, pgqueue_url), late.enqueue(conn)
+    pgqueue_worker(settle, late, concurrency=2)
+    job.result(timeout=30)
+    with pytest.raises(pgqueue.JobTimeout):
+        timed.result(timeout=30)
+    with sa.create_engine(pgqueue_url).connect() as conn:
+        assert conn.execute(sa.text("SELECT id FROM settled")).all() == [(job.id,)]
+
+def test_it_has_ended():
+    left = {thread.name for thread in threading.enumerate() if "pgqueue" in thread.name}
+    assert left <= {"pgqueue-alarms"}
+
+def test_it_fails_where_it_cannot_start(pgqueue_db, pgqueue_worker):
+    with psycopg.connect(pgqueue_db) as conn:
+        conn.execute("DROP SCHEMA pgqueue CASCADE")
+    with pytest.raises(pgqueue.SchemaMissing):
+        pgqueue_worker(settle)
+"""
+
+
+@pytest.mark.second
+@pytest.mark.promise("F290")
+def test_a_real_worker_for_a_test(project: Path, dsn: str) -> None:
+    done = pytest_in(project, WITH_A_WORKER, "-Wignore::ResourceWarning", PGQUEUE_TEST_DSN=dsn)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.second

@@ -162,7 +162,7 @@ def _session_class() -> type[Session]:
     class JobSession(Session):
         """A session in a transaction that the worker ends, together with the job's completion."""
 
-        face: SavepointConnection | AsyncSavepointConnection
+        face: SavepointConnection | AsyncSavepointConnection | Borrowed
 
         def commit(self) -> None:
             raise Error(NO_COMMIT)
@@ -178,6 +178,8 @@ def _session_class() -> type[Session]:
         def finish(self) -> None:
             """Before the worker commits."""
             self.flush()
+            if isinstance(self.face, Borrowed):
+                super().commit()  # the savepoint of the session
 
         def leave(self) -> None:
             """After the worker's transaction: forget everything."""
@@ -185,6 +187,32 @@ def _session_class() -> type[Session]:
             super().close()
 
     return JobSession
+
+
+class Borrowed:
+    """In place of the connection that a session has made: `within` makes none. What ends that does nothing here."""
+
+    def leave(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def within(conn: object) -> Session:
+    """A session in a savepoint of a connection of SQLAlchemy, on any driver: for a drain, which is given one."""
+    made: Any = _session_class()(bind=conn, join_transaction_mode="create_savepoint")  # type: ignore[arg-type]
+    made.face = Borrowed()
+    return made  # type: ignore[no-any-return]
+
+
+def awithin(conn: object) -> AsyncSession:
+    """`within` for an async connection of SQLAlchemy."""
+    made: Any = _async_session_class()(
+        bind=conn,  # type: ignore[arg-type]
+        sync_session_class=_session_class(),
+        join_transaction_mode="create_savepoint",
+    )
+    made.sync_session.face = made.engine_connection = Borrowed()
+    return made  # type: ignore[no-any-return]
 
 
 async def asession(conn: AsyncConnection[Any]) -> AsyncSession:
@@ -227,7 +255,7 @@ def _async_session_class() -> type[AsyncSession]:
     class JobAsyncSession(AsyncSession):
         """An async session in a transaction that the worker ends, together with the job's completion."""
 
-        engine_connection: EngineConnection
+        engine_connection: EngineConnection | Borrowed
 
         async def commit(self) -> None:
             raise Error(NO_COMMIT)
@@ -242,7 +270,8 @@ def _async_session_class() -> type[AsyncSession]:
 
         async def finish(self) -> None:
             """Before the worker commits."""
-            await self.flush()
+            sync: Any = self.sync_session
+            await greenlet_spawn(sync.finish)
 
         async def leave(self) -> None:
             """After the worker's transaction: forget everything. A task that the handler has left may be in the middle
