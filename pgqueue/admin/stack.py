@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 from pgqueue.config import client
@@ -22,6 +22,7 @@ from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption, JobNotFound, ResultTimeout
 from pgqueue.jobs.values import check_id
 from pgqueue.options import checks_options
+from pgqueue.steady_clock import monotonic
 
 LOOK_SECONDS = 0.05
 PATIENCE = 5.0

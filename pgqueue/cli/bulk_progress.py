@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pgqueue.plain_text import plain, plural
+from pgqueue.steady_clock import monotonic
 
 if TYPE_CHECKING:
     import psycopg

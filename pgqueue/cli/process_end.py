@@ -14,10 +14,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from time import monotonic
 from types import CodeType
 from typing import NoReturn
 
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.run.child_processes import children, kill_children
 
 log = logging.getLogger("pgqueue")

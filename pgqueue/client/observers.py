@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol
 
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.jobs.job import Job, NewJob
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

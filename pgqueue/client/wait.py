@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING, Any, cast
 
 from pgqueue.config import Config
@@ -30,6 +30,7 @@ from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobNotFound, ResultTimeout
 from pgqueue.jobs.states import ENDED
+from pgqueue.steady_clock import monotonic
 
 if TYPE_CHECKING:
     import psycopg
@@ -236,8 +237,7 @@ def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
                     with _bounded(conn, wait):
                         conn.execute(_listen(channel))
                 case Pause(seconds):
-                    for _ in conn.notifies(timeout=seconds, stop_after=1):
-                        pass
+                    _pause(conn, seconds)
     except StopIteration as end:
         return cast("Outcome", end.value)
     finally:
@@ -246,7 +246,20 @@ def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
                 drivers.run(conn, wait.leave())
 
 
+def _pause(conn: psycopg.Connection[Any], seconds: float) -> None:
+    """Wait for a notification. The timeout of `notifies` is measured by a clock that a test may have stopped."""
+    from select import POLLIN, poll
+
+    if not list(conn.notifies(timeout=0)):
+        socket = poll()
+        socket.register(conn.fileno(), POLLIN)
+        socket.poll(1000.0 * seconds)
+        for _ in conn.notifies(timeout=0):
+            pass
+
+
 async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
+    import asyncio
 
     import psycopg
 
@@ -260,8 +273,10 @@ async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
                 case Listen(channel):
                     await _aanswer(conn, wait, conn.execute(_listen(channel)))
                 case Pause(seconds):
-                    async for _ in conn.notifies(timeout=seconds, stop_after=1):
-                        pass
+                    with suppress(TimeoutError):  # by the loop's clock: that of `notifies` a test may have stopped
+                        async with asyncio.timeout(seconds):
+                            async for _ in conn.notifies(stop_after=1):
+                                pass
     except StopIteration as end:
         return cast("Outcome", end.value)
     finally:

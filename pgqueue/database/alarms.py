@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from time import monotonic
 
 from pgqueue.database import forks
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

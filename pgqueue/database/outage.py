@@ -21,9 +21,9 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
 
 from pgqueue.database.backoff import Backoff, one_line, read_only
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

@@ -26,7 +26,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError, errors, sql
@@ -38,6 +37,7 @@ from pgqueue.database.outage import Outage
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import Statement
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

@@ -28,7 +28,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from time import monotonic
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -40,6 +39,7 @@ from pgqueue.options import names_options
 from pgqueue.plain_text import plural
 from pgqueue.relay.source import Refusal, Source, StagedRow
 from pgqueue.relay.target import Delivery
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

@@ -63,7 +63,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from time import monotonic
 
 import psycopg
 
@@ -80,6 +79,7 @@ from pgqueue.relay.rounds import Counts, Rounds
 from pgqueue.relay.session import opened
 from pgqueue.relay.source import Source, place
 from pgqueue.relay.target import QueueTarget, Target
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

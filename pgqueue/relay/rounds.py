@@ -31,7 +31,6 @@ import logging
 import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -41,6 +40,7 @@ from pgqueue.database.row_errors import refuses_row
 from pgqueue.jobs.job import Lane
 from pgqueue.relay.source import Batch, Lag, Refusal, Source, StagedRow
 from pgqueue.relay.target import Delivering, Delivery, QueueSession
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.fetch.watermark import Fetch, Watermark
 
 log = logging.getLogger("pgqueue")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any
 
 from psycopg import OperationalError
@@ -19,6 +18,7 @@ from pgqueue.database.pipeline import Wire
 from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, ReadOnly, connect, hang_up, identify, keep, writable
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
+from pgqueue.steady_clock import monotonic
 
 POOLED = (
     "the connection to the {side} is no session of its own (a pooler in transaction mode?): give the relay a direct "

@@ -11,7 +11,6 @@ import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, Protocol
 
 import psycopg
@@ -30,6 +29,7 @@ from pgqueue.jobs.staged import check_format, job_of
 from pgqueue.relay.fence import ROLLBACK, Fenced, raise_fence
 from pgqueue.relay.session import Session, opened
 from pgqueue.relay.source import Lag, Refusal, Source, StagedRow, Stopped, array, name_at
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

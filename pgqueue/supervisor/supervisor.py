@@ -14,13 +14,13 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from pgqueue import early_signals
 from pgqueue.database.backoff import wait, within
 from pgqueue.jobs.totals import Numbers
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
 from pgqueue.supervisor.open_orders import OpenOrders
 from pgqueue.supervisor.orders import Order, SupervisorStatus

@@ -10,7 +10,9 @@ import os
 import socket
 from collections.abc import MutableMapping
 from contextlib import suppress
-from time import monotonic, monotonic_ns
+from time import monotonic_ns
+
+from pgqueue.steady_clock import monotonic
 
 
 class Systemd:

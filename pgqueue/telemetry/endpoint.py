@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from time import monotonic
 from typing import Any
 
 from pgqueue.database import forks
 from pgqueue.errors import InvalidOption
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

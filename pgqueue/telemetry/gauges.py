@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -26,6 +25,7 @@ from pgqueue.database.steps import Steps
 from pgqueue.jobs.states import LIVE
 from pgqueue.jobs.totals import Sample
 from pgqueue.plain_text import plain
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

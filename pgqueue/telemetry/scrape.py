@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
-from time import monotonic
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder
 
 from pgqueue.jobs.totals import Numbers, Sample
+from pgqueue.steady_clock import monotonic
 from pgqueue.telemetry.metrics import families
 
 ANSWER_SECONDS = 3.0

@@ -7,7 +7,6 @@ the arguments that are named are compared.
 from __future__ import annotations
 
 import inspect
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.states import WAITING
 from pgqueue.jobs.values import seconds
+from pgqueue.steady_clock import monotonic
 
 SHOWN = 20
 MOST = 10_000

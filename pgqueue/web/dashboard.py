@@ -147,7 +147,7 @@ class Dashboard:
         headers = _headers(request)
         address, scheme = client_of(_peer(request), str(scope.get("scheme", "http")), headers, self._place.trusted)
         root = self._root(scope)
-        path = _path(scope)
+        path = _stripped(_path(scope), root)
         visitor = Visitor(request.method, path, headers, request.cookies, address, scheme, scope)
         return Visit(visitor, root, rendering.wants_json(headers.get("accept", "")))
 
@@ -292,6 +292,15 @@ def _path(scope: Scope) -> str:
     elif root and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]
     return path or "/"
+
+
+def _stripped(path: str, root: str) -> str:
+    """The path of a page. A proxy may leave the path of the public URL before it, so it is taken off, unless the path
+    as it is names a page. Else the login would send a browser to the login for ever."""
+    route, _, known = match("GET", path)
+    if root and route is None and not known and (path == root or path.startswith(f"{root}/")):
+        return path[len(root) :] or "/"
+    return path
 
 
 def _headers(request: Request) -> dict[str, str]:

@@ -80,7 +80,9 @@ class Gate:
             return OPERATOR
         if isinstance(auth, Secrets):
             if visitor.bearer is not None:
-                return rights_of_role(self._tried(auth, visitor.bearer, visitor.address))
+                return rights_of_role(
+                    auth.role_of(visitor.bearer) or self._tried(auth, visitor.bearer, visitor.address)
+                )
             cookie = visitor.cookies.get(COOKIE)
             return rights_of_role(cookie and auth.role_of_cookie(cookie, self._clock()))
         try:

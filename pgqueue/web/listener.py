@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic
 
 import psycopg
 from psycopg import AsyncConnection, sql
@@ -21,6 +20,7 @@ from pgqueue.admin.activity import achannels, amark
 from pgqueue.config import config
 from pgqueue.database import embedded
 from pgqueue.errors import Error
+from pgqueue.steady_clock import monotonic
 from pgqueue.web.connections import Connection, Connections
 
 log = logging.getLogger("pgqueue")

@@ -31,13 +31,13 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pgqueue.steady_clock import monotonic
 from pgqueue.web.access import Visitor
 from pgqueue.web.connections import Connections
 from pgqueue.web.listener import LOOK_SECONDS, Listener

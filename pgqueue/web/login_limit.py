@@ -1,8 +1,11 @@
 """How often a secret may be tried: a few wrong ones a minute from one address. In memory, for one process.
 
-A wrong secret of the login and a wrong bearer token count alike. An address that has used up its tries is refused
-before its secret is looked at, right or wrong: else the answer would tell. Visitors with a cookie are not asked for a
-secret.
+A wrong secret of the login and a wrong bearer token count alike. At the login, an address that has used up its tries is
+refused before its secret is looked at, right or wrong: people sign in once. A right bearer token is let in all the
+same: programs send it with each request, and one with a wrong token must not lock out others behind its proxy. Visitors
+with a cookie are not asked for a secret.
+
+So bearer tokens can be guessed without this limit. What keeps them is their length, of 20 characters or more.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from time import monotonic
 
+from pgqueue.steady_clock import monotonic
 from pgqueue.web.access import address_of
 
 TRIES = 5

@@ -6,7 +6,6 @@ The dashboard reads them for itself, whichever worker leads, and at most about o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
 
 from starlette.responses import Response
 
@@ -14,6 +13,7 @@ from pgqueue.config import config
 from pgqueue.database import steps
 from pgqueue.distribution import needs_extra
 from pgqueue.jobs.totals import Sample
+from pgqueue.steady_clock import monotonic
 from pgqueue.telemetry.gauges import gauges
 from pgqueue.web import rendering
 from pgqueue.web.connections import Connections

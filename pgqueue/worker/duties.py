@@ -32,7 +32,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -42,6 +41,7 @@ from pgqueue.database.grants import lacks
 from pgqueue.database.sessions import Session
 from pgqueue.database.triggers import trigger_of
 from pgqueue.plain_text import plain
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

@@ -27,12 +27,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from time import monotonic
 
 from pgqueue.jobs.job import STARTED, Job, fields
 from pgqueue.jobs.keys import RATE
 from pgqueue.jobs.outcomes import RELEASED, Outcome, interrupted
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.capacity import Capacity
 from pgqueue.worker.concurrency.chains import LONGEST_SECONDS, Chain, Chains
 from pgqueue.worker.neighbours import Neighbours

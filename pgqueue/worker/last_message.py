@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -31,6 +30,7 @@ from pgqueue.database.backoff import one_line, within
 from pgqueue.database.sessions import Identity, ending
 from pgqueue.database.statements import integers
 from pgqueue.jobs.outcomes import interrupted
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.complete.outcome_sql import Ended
 from pgqueue.worker.run.child_processes import kill_children
 from pgqueue.worker.services import Services

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from math import inf
-from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from pgqueue.database.backoff import described
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 from pgqueue.client.lifespan import declared as declared_lifespan
@@ -26,6 +25,7 @@ from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.totals import Numbers
 from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.last_message import LastMessage
 from pgqueue.worker.liveness.registration import entered
 from pgqueue.worker.run.executor import STOPPED

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 import httpx
 import psycopg
@@ -737,6 +737,37 @@ async def test_the_path_of_the_public_url_is_before_every_link(dsn: str) -> None
         told = await browser.post("/login", data={"secret": SECRETS.reader}, headers={"origin": "https://ops.example"})
         assert told.headers["location"] == "/q/" and "; secure" in told.headers["set-cookie"].lower()
         assert "path=/q;" in told.headers["set-cookie"].lower()
+
+
+@pytest.mark.promise("F142")
+@pytest.mark.parametrize("before", ["/q", ""], ids=["left by the proxy", "taken off by the proxy"])
+@pytest.mark.parametrize("path", ["/", "/jobs", "/q"])
+async def test_a_proxy_may_leave_the_path_of_the_public_url(dsn: str, before: str, path: str) -> None:
+    """Naive: the login sends a browser to the login, for ever."""
+    async with dashboard_of(dsn, public_url="https://ops.example/q") as made, browsing(made) as browser:
+        away = await browser.get(before + path)
+        page_of = {"/q": "/", "/q/q": "/q", "/": "/", "/q/": "/", "/jobs": "/jobs", "/q/jobs": "/jobs"}[before + path]
+        wanted = "/q/login" if page_of == "/" else f"/q/login?{urlencode({'next': page_of})}"
+        assert (away.status_code, away.headers["location"]) == (303, wanted)
+        assert (await browser.get(f"{before}/login")).text.count('action="/q/login"') == 1
+        signed = {"origin": "https://ops.example"}
+        told = await browser.post(f"{before}/login", data={"secret": SECRETS.reader, "next": "/jobs"}, headers=signed)
+        assert (told.status_code, told.headers["location"]) == (303, "/q/jobs")
+        cookie = {"cookie": told.headers["set-cookie"].partition(";")[0]}
+        for each in ("/", "/jobs", "/static/pgqueue.css"):
+            assert (await browser.get(before + each, headers=cookie)).status_code == 200, each
+        assert (await browser.get(f"{before}/quite", headers=cookie)).status_code == 404
+        assert (await browser.get("/q", headers=cookie)).text.count("<h1>Overview</h1>") == 1
+
+
+@pytest.mark.promise("F142")
+async def test_a_page_comes_before_a_path_of_the_same_name(dsn: str) -> None:
+    async with (
+        dashboard_of(dsn, lambda visitor: "read", public_url="https://ops.example/jobs") as made,
+        browsing(made) as browser,
+    ):
+        for path, title in {"/jobs": "Jobs", "/": "Overview", "/jobs/jobs": "Jobs", "/jobs/queues": "Queues"}.items():
+            assert (await browser.get(path)).text.count(f"<h1>{title}</h1>") == 1, path
 
 
 @pytest.mark.promise("F142")

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -42,6 +41,7 @@ from pgqueue.config import config
 from pgqueue.database.statements import in_schema
 from pgqueue.errors import Error
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 
 WORKERS = 2
 PRODUCERS = 2

@@ -49,7 +49,6 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -62,6 +61,7 @@ from pgqueue.database.triggers import trigger_of
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import COMPLETED, WRITTEN, Completed, Handed, Outcome, Released, Retried, unstorable
 from pgqueue.jobs.totals import Times
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.complete.job_logger import report
 from pgqueue.worker.complete.outcome_sql import LOST, Ended, OutcomeSql
 from pgqueue.worker.complete.refusals import question

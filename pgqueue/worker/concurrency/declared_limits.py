@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import monotonic
 
 from pgqueue.admin.limits import FIRST_RATE, KEYS_MOST, unknown
 from pgqueue.client.tasks import limitings
@@ -19,6 +18,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.jobs.concurrency import limits_of, rates_of
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")

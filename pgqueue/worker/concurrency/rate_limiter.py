@@ -68,7 +68,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from time import monotonic
 
 import msgspec
 import psycopg
@@ -79,6 +78,7 @@ from pgqueue.database.statements import integers, texts
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.job import STARTED, Job
 from pgqueue.jobs.keys import RATE, check_key
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.doubles import stands_twice
 from pgqueue.worker.left_alone import SOON_SECONDS, LeftAlone, Notice
 from pgqueue.worker.mover import Mover

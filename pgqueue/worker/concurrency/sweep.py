@@ -33,7 +33,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
 
 import psycopg
 
@@ -42,6 +41,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.jobs.keys import RATE
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.doubles import stands_twice
 from pgqueue.worker.left_alone import SOON_SECONDS, LeftAlone, Notice
 from pgqueue.worker.mover import REFUSED_MOST, Mover

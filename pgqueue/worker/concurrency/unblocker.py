@@ -53,7 +53,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from math import inf
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -62,6 +61,7 @@ from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import LIMIT, LOCK, RATE
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.concurrency.semaphores import Semaphores, Unblocked, Wanted
 from pgqueue.worker.concurrency.waiter_cursors import HINT_SECONDS
 from pgqueue.worker.doubles import stands_twice

@@ -29,7 +29,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from time import monotonic
+
+from pgqueue.steady_clock import monotonic
 
 Position = tuple[int, int]
 """(rank, id) of a waiter."""

@@ -30,7 +30,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from random import uniform
-from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
@@ -43,6 +42,7 @@ from pgqueue.database.statements import Row, Statement, integers, texts
 from pgqueue.jobs.job import Job, Lane
 from pgqueue.jobs.keys import LOCK
 from pgqueue.jobs.totals import Times
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
 from pgqueue.worker.doubles import is_double, resolve

@@ -32,13 +32,13 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from time import monotonic
 from typing import Any
 
 from pgqueue.database.backoff import is_loss, jittered, transient, wait
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.sessions import Identity, Link, connect, hang_up, identify, send, writable
 from pgqueue.database.statements import Statement
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.leader.election import Election
 
 log = logging.getLogger("pgqueue")

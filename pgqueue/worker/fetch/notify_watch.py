@@ -22,7 +22,6 @@ import logging
 import random
 import re
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from psycopg import Error
@@ -32,6 +31,7 @@ from pgqueue.database.backoff import jittered
 from pgqueue.database.notify_queue import is_full
 from pgqueue.database.sessions import Session, connect
 from pgqueue.database.statements import Row, Statement
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")

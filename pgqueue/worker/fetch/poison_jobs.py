@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
 
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from pgqueue.admin.bulk.steps import Claim, Steps, claiming, due
 from pgqueue.database.backoff import described, jittered
 from pgqueue.database.sessions import Session
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")

@@ -36,11 +36,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from time import monotonic
 from typing import Any
 
 from pgqueue.database.backoff import jittered
 from pgqueue.database.sessions import Session
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.leader.depth_cursors import DepthCursors
 from pgqueue.worker.leader.longest_blocked import LongestBlocked
 

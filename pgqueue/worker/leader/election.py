@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic
 from typing import Any
 
 from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Statement
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

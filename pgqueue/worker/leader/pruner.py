@@ -15,7 +15,6 @@ it has seemed so for an hour: a clock that is behind for a moment looks the same
 from __future__ import annotations
 
 import logging
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -25,6 +24,7 @@ from pgqueue.database.row_errors import Kept, require_gone
 from pgqueue.database.sessions import Session
 from pgqueue.database.triggers import trigger_of
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

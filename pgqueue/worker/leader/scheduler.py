@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from time import monotonic
 
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.left_alone import LeftAlone, Notice
 from pgqueue.worker.mover import Mover
 from pgqueue.worker.state import WorkerState

@@ -38,7 +38,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -48,6 +47,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.cron import parse, pending
 from pgqueue.jobs.values import UNIX_EPOCH
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.mover import Mover
 from pgqueue.worker.state import WorkerState
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any
 
 from pgqueue.database.row_errors import require_gone
 from pgqueue.database.sessions import Session
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")

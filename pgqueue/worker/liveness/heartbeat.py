@@ -23,7 +23,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Protocol
 
 import msgspec
@@ -32,6 +31,7 @@ import psycopg
 from pgqueue.database import forks, statements
 from pgqueue.database.backoff import Backoff, described, is_loss, transient, within
 from pgqueue.database.sessions import PAUSE_MOST, Identity, Session
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.liveness.blocked_loop import BlockedLoop
 from pgqueue.worker.liveness.memory import rss
 from pgqueue.worker.liveness.stacks import Stacks

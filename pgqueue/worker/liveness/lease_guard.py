@@ -31,7 +31,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from pgqueue.client.middleware import Handler
@@ -39,6 +38,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.jobs.job import Job, current_job, fields
 from pgqueue.jobs.outcomes import RELEASED, Outcome, interrupted
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import sys
 import threading
-from time import monotonic
 
 from pgqueue.jobs.job import fields
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.run.running_jobs import RunningJobs
 
 log = logging.getLogger("pgqueue")

@@ -22,7 +22,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from math import inf
-from time import monotonic
 
 import psycopg
 
@@ -31,6 +30,7 @@ from pgqueue.database.row_errors import refuses_row
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.left_alone import LeftAlone, Notice
 from pgqueue.worker.mover import Mover
 

@@ -22,11 +22,11 @@ import ctypes
 import sys
 import threading
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from pgqueue.jobs.job import STARTED, TOO_LATE, Job
 from pgqueue.jobs.outcomes import WRITTEN, Outcome
+from pgqueue.steady_clock import monotonic
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)

@@ -25,10 +25,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
-from time import monotonic
 from typing import Any
 
 from pgqueue.client.middleware import Handler, wrapped
@@ -30,6 +29,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.jobs.headers import TIMEOUT
 from pgqueue.jobs.job import Job, current_job, fields, own_timeout, timed_of
 from pgqueue.jobs.outcomes import Outcome, timed_out
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.run.slots import Entry
 
 log = logging.getLogger("pgqueue")

@@ -41,7 +41,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -55,6 +54,7 @@ from pgqueue.errors import Error, JobLost
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import UNCOVERED, WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.complete.outcome_sql import ENDED, LOST, OutcomeSql
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.state import WorkerState

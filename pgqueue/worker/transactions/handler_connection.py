@@ -44,7 +44,6 @@ Handlers can drop it:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from psycopg import (
@@ -63,6 +62,7 @@ from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 from pgqueue.database import notify_queue
 from pgqueue.database.sessions import ReadOnly, hang_up
 from pgqueue.database.statements import Statement
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.transactions.commit_message import (
     ANEW,
     BEGIN,

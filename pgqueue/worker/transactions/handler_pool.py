@@ -44,7 +44,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -55,6 +54,7 @@ from pgqueue.database import alarms, forks
 from pgqueue.database.backoff import one_line, to_its_end
 from pgqueue.database.sessions import Identity, Link, hang_up, options, own
 from pgqueue.database.statements import Row, Statement, text
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.transactions.commit_message import CommitMessage
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
 from pgqueue.worker.transactions.handler_cursor import AsyncHandlerCursor, HandlerCursor

@@ -7,9 +7,9 @@ warns of each such connection, and of each try to connect. Pools of the applicat
 from __future__ import annotations
 
 import logging
-from time import monotonic
 
 from pgqueue.database.outage import SAID_SECONDS
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
 
 NAME = "pgqueue job"
