@@ -7,7 +7,7 @@ import gc
 import signal
 import sys
 
-from pgqueue import early_signals
+from pgqueue import early_signals, init_process
 
 NO_LIBPQ = (
     "pgqueue: psycopg found no libpq, PostgreSQL's client library: pip install 'psycopg[binary]', "
@@ -19,6 +19,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and end the process. The console script `pgqueue` is this function."""
+    init_process.fork_if_first()
     _hide_passwords()
     if sys.argv[1:2] == ["health"]:
         # A probe runs every few seconds, on every host: garbage collection would only cost time in so short a process.

@@ -38,7 +38,9 @@ WINGS = {
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
     "cli": f"{GROUND} admin client database jobs relay supervisor telemetry testing web worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",
-    "__main__": "cli config early_signals",
+    # Before anything else is imported.
+    "init_process": "",
+    "__main__": "cli config early_signals init_process",
 }
 # The same between the rooms of the worker and the modules that stand beside them.
 ROOMS = {

@@ -182,7 +182,7 @@ def events(directory: Path, name: str) -> list[dict[str, Any]]:
 
 
 def boot(directory: Path, dsn: str, *options: str) -> AbstractContextManager[Worker]:
-    """A container with the name that all have here; what it starts is pid 1 in it."""
+    """A container with the name that all have here; what is started is process 1, and the command in it process 2."""
     return working("shop", *options, dsn=dsn, cwd=directory, where=container("box"))
 
 
@@ -195,14 +195,14 @@ def test_a_worker_with_the_name_and_the_pid_of_another_is_somebody_else(tmp_path
         wait_until(lambda: events(tmp_path, "began"))
         [first] = eyes.all("SELECT id, host, pid FROM pgqueue.worker")
         old.close()
-    assert first[1:] == ("box", 1)
+    assert first[1:] == ("box", 2)
     with boot(tmp_path, dsn, "--lease", "6s") as new, boot(tmp_path, dsn, "--lease", "6s") as beside:
         for worker in (new, beside):
             worker.says("ready")
         wait_until(lambda: len(events(tmp_path, "began")) == 2)
         assert events(tmp_path, "began")[1]["crashes"] == 1
         rows = eyes.all("SELECT host, pid, dead_at IS NULL, id > %s FROM pgqueue.worker ORDER BY id", first[0])
-        assert rows == [("box", 1, False, False), ("box", 1, True, True), ("box", 1, True, True)]
+        assert rows == [("box", 2, False, False), ("box", 2, True, True), ("box", 2, True, True)]
         wait_until(lambda: "was given back" in new.output + beside.output)  # it is said when it is done
         said = new.output + beside.output
         assert said.count("was given back") == said.count(f"worker {first[0]} gave no sign of life: 1 of its jobs") == 1
@@ -223,13 +223,13 @@ def test_a_supervisor_with_the_name_and_the_pid_of_another_is_not_told_its_order
         old.says("ready: ")
         [first] = wait_until(lambda: eyes.all("SELECT id, host, pid FROM pgqueue.supervisor"))
         old.close()
-    assert first[1:] == ("box", 1)
+    assert first[1:] == ("box", 2)
     done = pgqueue("restart", "--supervisor", str(first[0]), dsn=dsn)
-    assert done.returncode == 0 and "(box:1): ordered to restart" in done.stdout
+    assert done.returncode == 0 and "(box:2): ordered to restart" in done.stdout
     with boot(tmp_path, dsn, "--processes", "1") as new:
         new.says("ready: ")
         [second] = wait_until(lambda: eyes.all("SELECT id, host, pid FROM pgqueue.supervisor WHERE id > %s", first[0]))
-        assert second[1:] == ("box", 1)
+        assert second[1:] == ("box", 2)
         assert pgqueue("scale", "2", "--supervisor", str(second[0]), "--wait", dsn=dsn).returncode == 0
         orders = "SELECT supervisor_id, kind, seen_at IS NULL FROM pgqueue.supervisor_order ORDER BY id"
         assert eyes.all(orders) == [(first[0], "restart", True), (second[0], "scale", False)]
