@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import CodeType
 from typing import NoReturn
 
+from pgqueue import stderr
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.run.child_processes import children, kill_children
 
@@ -101,4 +102,4 @@ def write(message: str, level: str = "WARNING") -> None:
     thread that hangs."""
     record = logging.makeLogRecord({"name": log.name, "levelname": level, "msg": message})
     for handler in logging.getLogger().handlers[:1]:
-        os.write(2, f"{handler.format(record)}\n".encode())
+        stderr.write(f"{handler.format(record)}\n")

@@ -38,6 +38,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from psycopg import OperationalError
 
+from pgqueue import stderr
+
 WAITED = 1
 """The exit code of a child that waits on its parent's event loop."""
 
@@ -182,8 +184,7 @@ def _end_waiting() -> NoReturn:
 def end(code: int, why: str, more: str = "") -> NoReturn:
     """End this process at once, with this line on stderr. No log: its handler may hold a thread that is not here."""
     said = f"pgqueue: process {os.getpid()} ends (exit code {code}): {why}\n{more}"
-    with suppress(OSError):
-        os.write(2, said.encode(errors="backslashreplace"))
+    stderr.write(said)
     os._exit(code)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
-import sys
 import threading
 from collections.abc import Callable
 
+from pgqueue import stderr
 from pgqueue.options import names_options
 from pgqueue.worker.run.child_processes import kill_children
 
@@ -79,7 +79,18 @@ def _end(stuck: str, most: float) -> None:
     text = (
         f"pgqueue: the {stuck} has not moved for {most:g} s; this process ends (exit code {STUCK}); all stacks follow\n"
     )
-    os.write(2, text.encode())
-    faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-    kill_children()
-    os._exit(STUCK)
+    try:
+        stderr.write(text + _stacks())
+    finally:
+        kill_children()
+        os._exit(STUCK)
+
+
+def _stacks() -> str:
+    """The stacks of all threads. The interpreter stands while they are written: not to stderr, which may be unread."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # what does not fit is left out
+    faulthandler.dump_traceback(writing, all_threads=True)
+    os.close(writing)
+    with open(reading, encoding="utf-8", errors="replace") as stacks:
+        return stacks.read()
