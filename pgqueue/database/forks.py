@@ -178,7 +178,7 @@ def _end_at_next_step(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end_waiting() -> NoReturn:
-    end(WAITED, "a handler has forked it, and it waits on the event loop of its parent")
+    end(WAITED, "it was forked there, and it waits on the event loop of its parent")
 
 
 def end(code: int, why: str, more: str = "") -> NoReturn:

@@ -72,7 +72,7 @@ from pgqueue.worker.liveness.rescue import Rescue
 from pgqueue.worker.liveness.stacks import STACK, Stacks
 from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
-from pgqueue.worker.run.forked_child import ForkGuard
+from pgqueue.worker.run.forked_child import ForkGuard, guarded
 from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
@@ -187,7 +187,7 @@ class Services:
 
     def _make_handlers(self) -> None:
         state, running = self.state, self.running
-        hooks = with_lines(declared())
+        hooks = guarded(with_lines(declared()))
         self.finish = hooks.finishing(self.completer.finish)
         self.handler_pool = HandlerPool(state.link, running.slots, self.listed, size=state.settings.pool_size)
         self.transactional = Transactional(

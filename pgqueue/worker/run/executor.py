@@ -306,6 +306,7 @@ class Executor:
         It also ends if a handler has left something at this task or in its context: the next job must not feel it.
         """
         me, running, finish, isolation = run.task, self._running.runs, self._finish, self._isolation
+        forked = self._forks
         assert me is not None
         mark = isolation.mark(me)
         while True:
@@ -324,6 +325,8 @@ class Executor:
                     self._forget(job, run)
                 break
             finish(job, outcome)
+            if forks.depth != forked:  # by a hook, or a filter of the log
+                end_child(forked, job)
             if running.get(job.id) is run:  # as `_forget` does; a call less for most jobs
                 del running[job.id]
             if now > self._turn_ends or not group.waiting or isolation.changed(me, mark):
@@ -350,14 +353,14 @@ class Executor:
         return isinstance(error, GeneratorExit) and asyncio.current_task(self._loop) is not me
 
     async def _call(self, job: Job, task: Task[..., Any]) -> Outcome:
-        if forks.depth != self._forks:
-            end_child(self._forks, job)
         if job.start_by is not None and not in_time(job):
             return RELEASED
         token = running_job.set(job)
         job.context = self._job_context
         try:
             args, kwargs = task.codec.decode(job.args)
+            if forks.depth != self._forks:
+                end_child(self._forks, job)
             value = await (task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs))
             if forks.depth != self._forks:
                 end_child(self._forks, job)
@@ -423,10 +426,10 @@ class Executor:
                 job.ran = ran = perf_counter() - started
                 if run.stopped:
                     if not run.lost:
-                        self._finish(job, outcome)
+                        self._finish_in_thread(job, outcome)
                         self._forget(job, run)
                     break
-                self._finish(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
+                self._finish_in_thread(job, outcome)  # first: a shutdown that sees nothing run must see the outcome
                 self._forget(job, run)
                 entry = group.take(False, ran)
                 if entry is None:
@@ -441,6 +444,13 @@ class Executor:
             return False
         group.end(ran)
         return False
+
+    def _finish_in_thread(self, job: Job, outcome: Outcome) -> None:
+        """Hand on the outcome. A child that is forked there, by a hook or a filter of the log, would stay: it has no
+        loop that ends it."""
+        self._finish(job, outcome)
+        if forks.depth != self._forks:
+            end_child(self._forks, job)
 
     def _thread_done(self, group: SlotGroup, run: Run) -> None:
         self._run_gone(run)
@@ -469,14 +479,14 @@ class Executor:
             return run.settle(outcome)
 
     def _call_sync(self, job: Job, task: Task[..., Any]) -> Outcome:
-        if forks.depth != self._forks:
-            end_child(self._forks, job)
         if job.start_by is not None and not in_time(job):
             return RELEASED
         running_job.set(job)
         job.context = self._job_context
         try:
             args, kwargs = task.codec.decode(job.args)
+            if forks.depth != self._forks:
+                end_child(self._forks, job)
             value = task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
             if forks.depth != self._forks:
                 end_child(self._forks, job)

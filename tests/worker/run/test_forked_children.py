@@ -281,3 +281,142 @@ def test_a_child_that_is_ended_before_it_has_begun_ends() -> None:
     """
     done = subprocess.run([sys.executable, "-c", dedent(told)], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{-signal.SIGTERM} set()\n", done.stderr
+
+
+PLACES = ["arguments", "on_start", "before", "after", "on_finish", "start_line", "failure_line"]
+WHERES = [f"{place}.{kind}" for place in PLACES for kind in ("thread", "loop")]
+AROUND = (
+    f"PLACES = {PLACES}"
+    + """
+import logging, sys
+from dataclasses import dataclass
+
+def fork(where, job):
+    if not job.task.startswith(where + "."):
+        return
+    say("meets", where=job.task, pid=os.getpid())
+    child = os.fork()
+    if child:
+        say("ended", where=job.task, code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    elif job.task == "on_start.loop":
+        sys.exit(7)  # an exception of a hook goes no further in its parent
+    elif job.task == "on_finish.thread":
+        raise ValueError("in a child")
+
+def passes(what, job):
+    say(what, where=job.task, pid=os.getpid())
+
+@dataclass
+class Part:
+    number: int
+
+    def __post_init__(self):
+        fork("arguments", pgqueue.current_job())
+
+class ForkingFilter(logging.Filter):
+    def filter(self, record):
+        if "started" in record.getMessage():
+            fork("start_line", record)
+        elif "failed" in record.getMessage():
+            fork("failure_line", record)
+        return True
+
+logging.getLogger("pgqueue.job").setLevel(logging.DEBUG)
+logging.getLogger("pgqueue.job").addFilter(ForkingFilter())
+
+def declare(where):
+    @pgqueue.task(name=where + ".thread", retry=1)
+    def in_thread(job: pgqueue.Job, part: Part) -> None:
+        passes("ran", job)
+        if where == "failure_line":
+            raise ValueError("on purpose")
+
+    @pgqueue.task(name=where + ".loop", retry=1)
+    async def on_loop(job: pgqueue.Job, part: Part) -> None:
+        passes("ran", job)
+        if where == "failure_line":
+            raise ValueError("on purpose")
+
+for place in PLACES:
+    declare(place)
+
+@pgqueue.on_start
+def forks_first(job):
+    fork("on_start", job)
+
+@pgqueue.on_start
+def starts_then(job):
+    passes("starts", job)
+
+@pgqueue.middleware
+def outer(job, call):
+    passes("enters", job)
+    try:
+        return call()
+    finally:
+        passes("leaves", job)
+
+@pgqueue.middleware
+def forking(job, call):
+    fork("before", job)
+    call()
+    fork("after", job)
+
+@pgqueue.middleware
+def inner(job, call):
+    passes("comes in", job)
+    return call()
+
+@pgqueue.middleware
+async def outer_on_loop(job, call):
+    passes("enters", job)
+    try:
+        return await call()
+    finally:
+        passes("leaves", job)
+
+@pgqueue.middleware
+async def forking_on_loop(job, call):
+    fork("before", job)
+    await call()
+    fork("after", job)
+
+@pgqueue.middleware
+async def inner_on_loop(job, call):
+    passes("comes in", job)
+    return await call()
+
+@pgqueue.on_finish
+def forks_last(job, outcome):
+    fork("on_finish", job)
+
+@pgqueue.on_finish
+def finishes_then(job, outcome):
+    passes("finishes", job)
+"""
+)
+PASSES = ("ran", "starts", "enters", "comes in", "leaves", "finishes")
+
+
+@pytest.mark.promise("F235")
+def test_a_child_that_is_forked_around_a_handler_runs_nothing_and_ends(tmp_path: Path, dsn: str, eyes: Eyes) -> None:
+    """While arguments are decoded, in a hook, in middleware, in a filter of the log: no handler, no other hook and no
+    other middleware runs in a child, and no child stays."""
+    with workers(tmp_path, dsn, AROUND) as all_workers:
+        for where in WHERES:
+            put(dsn, where, 2, part={"number": 1})
+        [worker] = all_workers.ready(concurrency=2)
+        try:
+            wait_until(lambda: eyes.states() == {"completed": 2 * len(WHERES) - 4, "failed": 4}, 20)
+        finally:
+            for child in psutil.Process(worker.pid).children(recursive=True):
+                child.kill()  # one that stays would keep the pipe of its events open
+        assert worker.stop() == 0
+        assert {event["pid"] for what in (*PASSES, "meets") for event in worker.all(what)} == {worker.pid}
+        for what in PASSES:
+            assert sorted(event["where"] for event in worker.all(what)) == sorted(2 * WHERES), what
+        ended = [(event["where"], event["code"]) for event in worker.all("ended")]
+        codes = dict.fromkeys(WHERES, 0) | {"on_start.loop": 7, "on_finish.thread": 1}
+        assert sorted(ended) == sorted(2 * [*codes.items()]), worker.written()
+        assert worker.event("stopped")["fenced"] == 0
+        assert worker.written().count("has come out of") == len(ended)
