@@ -353,8 +353,18 @@ class Worker:
             log.error("job %d (%s) could not be stopped; %s", job.id, job.task, then, extra=fields(job))
 
     async def _write_ends(self) -> None:
-        await within(self.services.completer.flushed(), FLUSH_SECONDS)
+        if self._writing is not None and self._writing.done():  # the application has cancelled it, or it has failed
+            self._writing = self._serve(self.services.completer.run(), "completer")
+        await self._flushed(FLUSH_SECONDS)
         await within(self.services.unblocker.idle(), HAND_ON_SECONDS)
+
+    async def _flushed(self, seconds: float) -> None:
+        """Wait until all outcomes are written, at most so many seconds. If the completer has ended, none is written
+        any more."""
+        flushed = asyncio.ensure_future(self.services.completer.flushed())
+        waited = [flushed] if self._writing is None else [flushed, self._writing]
+        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        flushed.cancel()
 
     async def _end_services(self) -> None:
         """End all but the heartbeat. One that does not end does not keep the others."""
@@ -384,7 +394,7 @@ class Worker:
         await self._cancel(*self._tasks - {self._writing})
         # The answer to a claim or an unblocking may have come until now: its jobs are given back before the completer
         # goes.
-        await within(self.services.completer.flushed(), GIVE_BACK_SECONDS)
+        await self._flushed(GIVE_BACK_SECONDS)
         await self._cancel(*self._tasks)
         await self._stop_heartbeat()  # a worker that was taken for dead may have begun another
         try:
@@ -447,7 +457,8 @@ class Worker:
             error = None
         if error is not None and self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
-            log.critical("%s failed for good: %s", task.get_name(), one_line(error))
-            # Half a worker must not look alive: without heartbeats its jobs are given to others.
-            self.quiet()
+            # Half a worker must not look alive: without heartbeats its jobs are given to others. If there is no memory,
+            # what follows may fail.
             self.services.heartbeat.abandon()
+            log.critical("%s failed for good: %s", task.get_name(), one_line(error))
+            self.quiet()

@@ -48,6 +48,20 @@ async def until_cancels(path: str) -> None:
     [task] = [task for task in asyncio.all_tasks() if task.get_name() == "pgqueue-unblocker"]
     task.cancel()
 
+@pgqueue.task(name="dies_of_no_memory")
+async def dies_of_no_memory(path: str) -> None:
+    await until.fn(path)
+    from pgqueue.database import backoff
+    from pgqueue.worker.complete.completer import Completer
+
+    async def flush(*_):
+        raise MemoryError
+
+    def described(*_):
+        raise MemoryError
+
+    Completer._flush, backoff.described = flush, described
+
 @pgqueue.task(name="until_blocking")
 async def until_blocking(path: str) -> str:
     pathlib.Path(f"{path}.begun").touch()
@@ -221,6 +235,18 @@ def test_a_service_that_fails_while_the_worker_stops_is_seen_in_the_exit_code(
         assert worker.ends() == 1
         assert "pgqueue-unblocker failed for good" in worker.output
         assert jobs(conn, "completed") == 1
+
+
+@pytest.mark.promise("F217", "F236")
+def test_a_process_whose_completer_dies_of_no_memory_ends_soon_with_an_exit_code_that_says_so(
+    dsn: str, app: Path
+) -> None:
+    with busy(dsn, app, "dies_of_no_memory") as (worker, file):
+        file.touch()
+        worker.says("pgqueue-completer failed for good")
+        since = time.monotonic()
+        assert worker.ends() == 1
+        assert time.monotonic() - since < 5.0
 
 
 @pytest.mark.parametrize("task", ["until", "until_blocking", "until_thread"])

@@ -15,14 +15,18 @@ from workers import Eyes, Taker, apply_ddl, until, work
 
 import pgqueue
 from pgqueue.client.tasks import _declare, task
-from pgqueue.database import sessions
+from pgqueue.database import backoff, sessions
 from pgqueue.errors import InvalidOption, NotConfigured, SchemaMissing
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome
 from pgqueue.worker.complete import completer
+from pgqueue.worker.complete.completer import Completer
 from pgqueue.worker.concurrency import rate_limiter, sweep, unblocker
+from pgqueue.worker.concurrency.rate_limiter import RateLimiter
 from pgqueue.worker.concurrency.sweep import Sweep
+from pgqueue.worker.concurrency.unblocker import Unblocker
 from pgqueue.worker.fetch import notifier, reconciler
+from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.reconciler import Reconciler
 from pgqueue.worker.fetch.watermark import Watermark
 from pgqueue.worker.leader import history_fold, pruner, ticks
@@ -109,7 +113,14 @@ async def fails(job: Job) -> None:
     raise ValueError(f"attempt {job.attempt} failed")
 
 
-ALL = says, waits, waits_in_thread, short, swallows, fails
+@task(name="worker.cancels_services")
+async def cancels_services(names: list[str]) -> None:
+    for each in asyncio.all_tasks():
+        if each.get_name().removeprefix("pgqueue-") in names:
+            each.cancel()
+
+
+ALL = says, waits, waits_in_thread, short, swallows, fails, cancels_services
 MINUTES = (
     (pruner, "ROUND_SECONDS"),
     (history_fold, "ROUND_SECONDS"),
@@ -655,6 +666,71 @@ async def test_a_service_that_the_application_cancels_ends_the_worker(
             await asyncio.wait_for(worker.run(), 30)
         assert worker.state.phase == "quiet"
     assert f"pgqueue-{service} failed for good" in caplog.text
+
+
+SERVICES = ["fetcher", "completer", "unblocker", "ratelimiter", "progress", "notifier", "renewal", "ticks"]
+
+
+@pytest.mark.promise("F236")
+@pytest.mark.parametrize("services", [["completer"], ["fetcher"], SERVICES], ids=" ".join)
+async def test_a_worker_whose_services_a_job_cancels_writes_what_has_ended_and_ends_soon(
+    services: list[str], dsn: str, eyes: Eyes
+) -> None:
+    """Without its completer no outcome was written, and the worker waited ten seconds for them."""
+    put(dsn, cancels_services.new(services))
+    async with work(dsn, *ALL) as worker:
+        with pytest.raises(RuntimeError, match="cancels tasks that are not its own"):
+            await asyncio.wait_for(worker.run(), 30)
+        stopping = time.monotonic()
+        assert await worker.stop(10.0) == 0
+        assert time.monotonic() - stopping < 5.0
+    assert eyes.states() == {"completed": 1}
+    assert eyes.all("SELECT id FROM pgqueue.worker") == []
+
+
+@pytest.mark.promise("F217")
+@pytest.mark.parametrize("service", [Fetcher, Completer, Unblocker, RateLimiter])
+async def test_a_service_that_dies_of_no_memory_ends_the_worker(
+    service: Any, dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step has none, which is tried again. But there is none for the line that says so either."""
+    first, step = iter([True]), service._step
+
+    async def steps(self: Any) -> None:
+        if next(first, False):
+            raise MemoryError
+        await step(self)
+
+    def described(error: BaseException) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(service, "_step", steps)
+    monkeypatch.setattr(backoff, "described", described)
+    async with work(dsn, *ALL) as worker:
+        with pytest.raises(MemoryError):
+            await asyncio.wait_for(worker.run(), 30)
+        assert worker.state.phase == "quiet"
+    assert "failed for good: MemoryError" in caplog.text
+    assert eyes.all("SELECT id FROM pgqueue.worker") == []
+
+
+async def test_a_step_of_a_service_that_has_no_memory_is_tried_again(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, flush = iter([True]), Completer._flush
+
+    async def flushes(self: Completer, batch: Any) -> None:
+        if next(first, False):
+            raise MemoryError
+        await flush(self, batch)
+
+    monkeypatch.setattr(Completer, "_flush", flushes)
+    put(dsn, says.new("x"))
+    async with work(dsn, *ALL) as worker:
+        await until(eyes.done(1))
+        assert worker.state.phase == "running"
+    assert "complete: MemoryError; trying again" in caplog.text
+    assert stage.ran == ["x"]
 
 
 async def test_a_second_row_of_a_running_job_does_not_end_the_worker(dsn: str, eyes: Eyes) -> None:
