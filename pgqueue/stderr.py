@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import select
 from contextlib import suppress
-from time import monotonic
+
+from pgqueue.steady_clock import monotonic
 
 SECONDS = 1.0
 

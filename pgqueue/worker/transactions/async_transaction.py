@@ -84,6 +84,8 @@ class AsyncTransaction:
     async def _flush(self, conn: AsyncHandlerConnection) -> None:
         """Only into a transaction that can be committed."""
         self.commit.check_open(conn)
+        if conn.lock.locked():
+            await self.commit.check_left_open(conn)
         if self.commit.session is not None:
             await self.commit.session.finish()
 

@@ -240,6 +240,11 @@ class Commit:
             await self._undo(conn)
             raise ended_before(self._job)
 
+    async def check_left_open(self, conn: Any) -> None:
+        """Raise if the handler has left something open on the connection: nothing can be sent there any more."""
+        if await conn.left_open():
+            raise left_open(self._job)
+
     async def end(self, conn: Any, outcome: Outcome) -> Outcome:
         """Commit, with this end of the job. Raises what prevents it; then nothing is committed."""
         self.sending_since = monotonic()
@@ -389,6 +394,15 @@ def ended_before(job: Job) -> Error:
     return Error(
         f"job {job.id} ({job.task}): its run is over, and so is its transaction; "
         "wait for your threads and tasks before the handler returns",
+        job_id=job.id,
+    )
+
+
+def left_open(job: Job) -> Error:
+    """What is raised in a run whose handler has left something open on the connection, and returned."""
+    return Error(
+        f"job {job.id} ({job.task}): its handler has left a COPY, a stream or notifies() open on its connection, so "
+        "nothing of this attempt can be committed; leave the block, or close the iterator, before the handler returns",
         job_id=job.id,
     )
 

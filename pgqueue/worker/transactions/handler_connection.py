@@ -43,6 +43,7 @@ Handlers can drop it:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,8 @@ what follows notifies nothing. Whatever else a deferred trigger raises is settle
 GONE = pq.PGconn.connect_start(b"port=none")
 """A connection of libpq that is closed: what a connection has that was dropped, or whose session went to its heir."""
 GONE.finish()
+LOOK_SECONDS, LOOKS = 0.05, 3
+"""How often to look whether the lock of a connection is held where no call will release it, and how many times."""
 DROPPED = (
     "what ends the job is not prepared any more: its handler has dropped it, by a DEALLOCATE of its own; "
     "from now on this worker does without"
@@ -127,6 +130,9 @@ class _Both:
     info: ConnectionInfo
     _exchange: Callable[..., Awaitable[PGresult]]
     """The last answer to a message: the error, if there is one. If it `commits`, there must be something to commit."""
+    left_open: Callable[[], Awaitable[bool]]
+    """Whether the handler has left a block or an iterator of the driver open: COPY, `stream`, `notifies`. That holds
+    the lock, and nothing will release it. A call of the handler's that is under way is waited for."""
     hand_over: Callable[[], Awaitable[bool]]
     """Undo the transaction, clear the session, and leave it to the `heir`: this connection is closed from then on.
     False if it is in the middle of something. Raises what prevents it; then the caller closes the connection."""
@@ -159,6 +165,8 @@ class _Both:
     """The permit it came with, if there are fewer connections than slots (`permits`)."""
     discarded = False
     """Whether its job was taken from the handler, which may have it for ever."""
+    waits = False
+    """Whether a call waits here for an answer: it has the lock, and will release it."""
 
     async def begin(self, claim: int) -> None:
         """Begin the transaction of a job of this claim."""
@@ -226,7 +234,7 @@ class _Both:
         heir = made(self.pgconn)
         vars(heir).update({name: value for name, value in vars(self).items() if name not in vars(heir)})
         heir._autocommit, heir.number, heir.undisturbed, heir.kept, heir.ended_by_handler = True, 1, 0, False, False
-        heir.ready = self._can_prepare()
+        heir.ready, heir.waits = self._can_prepare(), False
         return heir
 
     def drop(self) -> None:
@@ -327,9 +335,11 @@ class HandlerConnection(_Both, Connection[Any]):
         super().rollback()
 
     def wait(self, *what: Any, **options: Any) -> Any:
+        self.waits = True
         try:
             return super().wait(*what, **options)
         finally:  # also after an error: it may be that of a statement behind a COMMIT in one text
+            self.waits = False
             self._heard()
 
     def close(self) -> None:
@@ -341,6 +351,20 @@ class HandlerConnection(_Both, Connection[Any]):
             super().close()
         finally:
             self.lock.release()
+
+    async def left_open(self) -> bool:
+        if free := self._acquire():
+            self.lock.release()
+        return not free
+
+    def _acquire(self) -> bool:
+        """Acquire the lock; False if it is held, and no call is under way."""
+        looks = 0
+        while not self.lock.acquire(timeout=LOOK_SECONDS):
+            looks = 0 if self.waits else looks + 1
+            if looks == LOOKS:
+                return False
+        return True
 
     async def _exchange(self, message: bytes, *, commits: bool = False) -> PGresult:
         with self.lock:
@@ -390,10 +414,19 @@ class AsyncHandlerConnection(_Both, AsyncConnection[Any]):
         await super().rollback()
 
     async def wait(self, *what: Any, **options: Any) -> Any:
+        self.waits = True
         try:
             return await super().wait(*what, **options)
         finally:
+            self.waits = False
             self._heard()
+
+    async def left_open(self) -> bool:
+        looks = 0
+        while self.lock.locked() and looks < LOOKS:
+            await asyncio.sleep(LOOK_SECONDS)
+            looks = 0 if self.waits else looks + 1
+        return self.lock.locked()
 
     async def _exchange(self, message: bytes, *, commits: bool = False) -> PGresult:
         async with self.lock:

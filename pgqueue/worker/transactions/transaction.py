@@ -85,6 +85,9 @@ class Transaction:
     def _flush(self, conn: HandlerConnection) -> None:
         """Only into a transaction that can be committed."""
         self.commit.check_open(conn)
+        if conn.lock.locked():
+            with self._around.running.shield(self._job):
+                run(self.commit.check_left_open(conn))
         if self.commit.session is not None:
             self.commit.session.finish()
 
