@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -100,6 +101,32 @@ class Wire(AsyncConnection[Any]):
         self.pgconn.send_prepare(name, command)
         self.pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
         return 2
+
+    @contextmanager
+    def hears(self) -> Iterator[asyncio.Future[None]]:
+        """Have the loop read notifications as they come, with no task in between; `ask` reads them at other times.
+
+        The future is done if the link broke, or if the connection was closed: it raises what happened. Nothing may be
+        asked meanwhile: an answer would be read here.
+        """
+        loop, file = asyncio.get_running_loop(), self.pgconn.socket
+        self._waiting = broken = loop.create_future()
+
+        def readable() -> None:
+            try:
+                self._take_in()
+            except Exception as error:  # a broken link has no socket any more: its number is known here
+                loop.remove_reader(file)
+                if not broken.done():
+                    broken.set_exception(error)
+
+        loop.add_reader(file, readable)
+        try:
+            yield broken
+        finally:
+            if self._waiting is broken:  # else `close` has done it, and the number may be another socket's
+                self._waiting = None
+                loop.remove_reader(file)
 
     async def close(self) -> None:
         """Close the connection. A call that waits for an answer gets an OperationalError."""

@@ -239,3 +239,49 @@ async def test_a_session_goes_on_after_an_error_on_a_connection_of_its_own(dsn: 
         assert await session.run(says("SELECT %(n)s::integer", n=n)) == [[(n,)]]
     assert session.generation == 4
     await session.close()
+
+
+# Notifications -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F250")
+async def test_notifications_are_read_in_a_callback_of_the_loop_and_with_answers(wire: Wire, eyes: Eyes) -> None:
+    heard: list[str] = []
+    wire.add_notify_handler(lambda note: heard.append(note.payload))
+    await wire.ask([says("LISTEN hears")])
+    for number in range(20):
+        with wire.hears() as broken:
+            eyes.all("SELECT pg_notify('hears', %s)", f"{number} alone")
+            await until(lambda number=number: f"{number} alone" in heard)  # type: ignore[misc]
+        assert not broken.done()
+        eyes.all("SELECT pg_notify('hears', %s)", f"{number} beside")
+        assert await wire.ask([says("SELECT %(n)s::integer", n=number)]) == [[(number,)]]
+        await wire.ask([says("SELECT 1")])
+    assert heard == [f"{number} {how}" for number in range(20) for how in ("alone", "beside")]
+
+
+@pytest.mark.promise("F250")
+@pytest.mark.parametrize("how", ["ended", "hung up", "closed"])
+async def test_a_connection_that_breaks_while_it_is_heard_says_so(how: str, wire: Wire, eyes: Eyes) -> None:
+    with wire.hears() as broken:
+        if how == "ended":
+            eyes.all("SELECT pg_terminate_backend(%s)", wire.info.backend_pid)
+        elif how == "hung up":
+            hang_up(wire)
+        else:
+            await wire.close()
+        with pytest.raises(psycopg.OperationalError):
+            await asyncio.wait_for(broken, 10)
+
+
+@pytest.mark.promise("F250")
+async def test_an_error_of_what_hears_a_notification_is_raised(wire: Wire, eyes: Eyes) -> None:
+    def fails(note: psycopg.Notify) -> None:
+        raise ValueError(note.payload)
+
+    wire.add_notify_handler(fails)
+    await wire.ask([says("LISTEN hears")])
+    with wire.hears() as broken:
+        eyes.all("SELECT pg_notify('hears', 'bad')")
+        with pytest.raises(ValueError, match="bad"):
+            await asyncio.wait_for(broken, 10)

@@ -34,6 +34,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from psycopg import Notify
+
 from pgqueue.database.backoff import is_loss, jittered, transient, wait
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.sessions import Identity, Link, connect, hang_up, identify, send, writable
@@ -143,6 +145,7 @@ class Notifier:
                 await send(conn, self._link, self._link.statement("sessions_idle"), patience=PING_ANSWER_SECONDS)
             self._conn = conn
             self.election.enter()
+            conn.add_notify_handler(self._note)
             await send(conn, self._link, *map(self._link.listen, self._channels), patience=PING_ANSWER_SECONDS)
             self._heard("", "")
             while True:
@@ -188,20 +191,19 @@ class Notifier:
 
     async def _listen_until_sought(self, conn: Wire) -> None:
         """Hear notifications until the next ping is due, or wanted. A notification lost in between is only a hint."""
-        hearing = asyncio.ensure_future(self._hear(conn))
-        sought = asyncio.ensure_future(wait(self.election.sought, None))
-        try:
-            await asyncio.wait([hearing, sought], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sought.cancel()
-            hearing.cancel()
-            await asyncio.wait([hearing, sought])
-        if not hearing.cancelled():
-            hearing.result()
+        with conn.hears() as broken:
+            sought = asyncio.ensure_future(wait(self.election.sought, jittered(PING_SECONDS)))
+            either: list[asyncio.Future[Any]] = [broken, sought]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sought.cancel()
+                await asyncio.wait([sought])
+        if broken.done():
+            broken.result()
 
-    async def _hear(self, conn: Wire) -> None:
-        async for note in conn.notifies(timeout=jittered(PING_SECONDS)):
-            self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
+    def _note(self, note: Notify) -> None:
+        self._heard(note.channel.removeprefix(f"{self._link.schema}."), note.payload)
 
     async def _ping(self, conn: Wire) -> None:
         """Ask for an answer, and for the lead if this worker does not have it."""
