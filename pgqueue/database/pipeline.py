@@ -115,7 +115,7 @@ class Wire(AsyncConnection[Any]):
         def readable() -> None:
             try:
                 self._take_in()
-            except Exception as error:  # a broken link has no socket any more: its number is known here
+            except Exception as error:  # a broken link has no socket any more: another one may get its number soon
                 loop.remove_reader(file)
                 if not broken.done():
                     broken.set_exception(error)
@@ -124,9 +124,10 @@ class Wire(AsyncConnection[Any]):
         try:
             yield broken
         finally:
-            if self._waiting is broken:  # else `close` has done it, and the number may be another socket's
+            if self._waiting is broken:  # else `close` has done it
                 self._waiting = None
-                loop.remove_reader(file)
+                if not broken.done():  # else the number may be another socket's by now
+                    loop.remove_reader(file)
 
     async def close(self) -> None:
         """Close the connection. A call that waits for an answer gets an OperationalError."""
