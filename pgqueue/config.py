@@ -1,14 +1,15 @@
 """Where the database is and how pgqueue speaks to it: one frozen `Config`.
 
 Each value comes from the argument of the call, else from `pgqueue.configure(...)`, else from the environment, else it
-is the default. The client side, the worker and the CLI ask this module for them. It never connects and never prints a
-password.
+is the default. Where a framework names the database (`find_dsn`), its DSN comes before the environment's. The client
+side, the worker and the CLI ask this module for them. It never connects and never prints a password.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -96,6 +97,7 @@ class Config:
 
 
 _configured: dict[str, str | bool] = {}
+_find: Callable[[], str] | None = None
 
 
 @checks_options
@@ -127,9 +129,21 @@ def configure(
     _configured = changed
 
 
+def find_dsn(find: Callable[[], str]) -> None:
+    """Ask this function for the DSN whenever one is wanted: a framework knows its database, which changes in tests.
+
+    A DSN of `configure` comes before it, and it comes before PGQUEUE_DSN.
+    """
+    global _find
+    _find = find
+
+
 def config(*, dsn: str | None = None, listen_dsn: str | None = None, schema: str | None = None) -> Config:
     """Return the configuration in force. An argument that is not None comes before everything else."""
-    return _resolve(_environment() | _configured | _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema))
+    given = _configured | _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
+    if _find is not None and "dsn" not in given:
+        given = given | _named(dsn=_find())
+    return _resolve(_environment() | given)
 
 
 def client() -> tuple[str, bool]:

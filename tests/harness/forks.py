@@ -28,7 +28,8 @@ from typing import Any
 MOST = 1 << 20  # bytes of a request: the environment is most of it
 COMMAND = str(Path(sys.executable).with_name("pgqueue"))
 WORKER = str(Path(__file__).with_name("workers.py"))
-PROGRAMS = {COMMAND: [COMMAND], WORKER: [sys.executable, WORKER]}
+SCRIPT = sys.executable
+PROGRAMS = {COMMAND: [COMMAND], WORKER: [sys.executable, WORKER], SCRIPT: [SCRIPT]}
 AT_THE_START = "PYTHON", "LC_", "LANG", "LD_"
 WINGS = "jobs", "database", "client", "admin", "worker"
 APART = "__init__", "sqlalchemy"
@@ -36,7 +37,8 @@ APART = "__init__", "sqlalchemy"
 
 
 def start(program: str, *arguments: str, env: dict[str, str], **options: Any) -> subprocess.Popen[Any]:
-    """`subprocess.Popen` of `pgqueue` (COMMAND) or of a worker process (WORKER), forked where that is the same."""
+    """`subprocess.Popen` of `pgqueue` (COMMAND), of a worker process (WORKER) or of a script in its directory (SCRIPT),
+    forked where that is the same."""
     if not hasattr(os, "pidfd_open") or _at_the_start(env) != _at_the_start(os.environ):
         return subprocess.Popen([*PROGRAMS[program], *arguments], env=env, **options)
     return Forked([program, *arguments], env=env, **options)
@@ -182,7 +184,13 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     program, *_ = sys.argv = request["args"]
     sys.path[0] = str(Path(program).parent)
-    if program == COMMAND:
+    if program == SCRIPT:
+        import runpy
+
+        sys.argv = sys.argv[1:]
+        sys.path[0] = request["cwd"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    elif program == COMMAND:
         from pgqueue.__main__ import main
 
         main()

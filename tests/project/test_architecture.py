@@ -37,6 +37,8 @@ WINGS = {
     "web": f"{GROUND} admin client database jobs relay.refused telemetry",
     "testing": f"{GROUND} admin client database jobs worker pgqueue",
     "cli": f"{GROUND} admin client database jobs relay supervisor telemetry testing web worker pgqueue",
+    # A framework's own way to what an application has. Only the package of a framework imports that framework.
+    "integrations": f"{GROUND} __main__ admin cli client database jobs web worker pgqueue",
     "pytest_plugin": f"{GROUND} database testing",
     # Before anything else is imported.
     "init_process": "",
@@ -195,6 +197,17 @@ def test_what_a_job_is_does_no_io() -> None:
 def test_the_wheel_with_the_server_is_imported_by_embedded_only() -> None:
     users = {name for name in files() if any(imported.startswith("pixeltable") for imported in imports(name))}
     assert users == {"database.embedded"}
+
+
+@pytest.mark.promise("F270")
+def test_a_framework_is_imported_by_its_own_integration_only() -> None:
+    """But for `drivers` and `testing`, which look at connections of a framework that the application has imported."""
+    users = {name for name in files() if any(each.split(".")[0] == "django" for each in imports(name))}
+    looking = {"database.drivers", "testing.context", "testing.steps"}
+    assert {name for name in users if not name.startswith("integrations.django.")} == looking
+    assert [
+        name for name in files() if within("integrations", ours(name)) and not name.startswith("integrations")
+    ] == []
 
 
 def test_every_module_says_what_it_is() -> None:

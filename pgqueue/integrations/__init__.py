@@ -1,0 +1,1 @@
+"""What pgqueue has for web frameworks. Each package here imports its own framework; nothing else of pgqueue does."""

@@ -1,0 +1,30 @@
+"""The app of Django: at the start of each process it configures pgqueue and imports the `tasks.py` of every app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core import checks
+from django.utils.module_loading import autodiscover_modules
+
+from pgqueue.client.middleware import middleware
+from pgqueue.config import find_dsn
+
+
+class PgqueueConfig(AppConfig):  # type: ignore[misc]  # Django has no types
+    """Makes a Django project one of pgqueue."""
+
+    name = "pgqueue.integrations.django"
+    label = "pgqueue"
+    verbose_name = "pgqueue"
+
+    def ready(self) -> None:
+        """Called by Django when all models are there."""
+        from pgqueue.integrations.django import connections, databases, project_settings, system_checks
+
+        project_settings.apply()
+        find_dsn(databases.queue_dsn)
+        checks.register(system_checks.database_is_postgresql)
+        checks.register(system_checks.queue_is_served, checks.Tags.database)
+        middleware(connections.around_sync)
+        middleware(connections.around_async)
+        autodiscover_modules("tasks")

@@ -1,0 +1,98 @@
+"""Django's connections around the jobs of a worker, as Django treats them around each request, and a little better.
+
+Declared as middleware when Django starts, before any `tasks.py`: so it is the outermost, and middleware of the
+application has connections that work, too. It acts in workers only. `drain` runs on the connection of a test.
+
+Before each job, for each connection that its thread has:
+
+1. It is closed if it is older than CONN_MAX_AGE, or is not in autocommit mode as its settings say.
+2. It is checked at its first use in this job, by `SELECT 1`; if it is dead, another one is opened. That is what
+   CONN_HEALTH_CHECKS does. So a server that was restarted fails no job, and a job without a query pays nothing.
+3. The log of its queries, which DEBUG keeps, is emptied.
+
+The methods of the async ORM run in one thread for the whole process, which is asgiref's, so its connections are treated
+there. Nothing of another job is in the middle of a transaction there: each call runs to its end in that thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections, reset_queries
+
+from pgqueue.jobs.job import Job
+
+
+@contextmanager
+def fresh_connections() -> Iterator[None]:
+    """In this block a connection of Django that this thread has is opened again if it is dead.
+
+    For threads outside of Django's requests. A connection in an open transaction stays as it is.
+    """
+    _renew()
+    try:
+        yield
+    finally:
+        _renew()
+
+
+def around_sync(job: Job, call: Callable[[], Any]) -> Any:
+    """The middleware of sync handlers, in whose threads the connections are."""
+    if not _in_a_worker(job):
+        return call()
+    _check_pools()
+    _drop_open_blocks()
+    with fresh_connections():
+        return call()
+
+
+async def around_async(job: Job, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """The middleware of async handlers."""
+    if not _in_a_worker(job):
+        return await call()
+    _check_pools()
+    await _renew_async()
+    try:
+        return await call()
+    finally:
+        await _renew_async()
+
+
+def _renew() -> None:
+    reset_queries()
+    for conn in connections.all(initialized_only=True):
+        conn.close_if_unusable_or_obsolete()
+        conn.health_check_enabled = True
+
+
+_pools = Lock()
+_renew_async = sync_to_async(_renew)
+
+
+def _drop_open_blocks() -> None:
+    """Forget a connection whose last job was stopped at the very beginning of an `atomic` block, and never left it."""
+    for conn in connections.all(initialized_only=True):
+        if conn.in_atomic_block:
+            conn.close()
+            del connections[conn.alias]
+
+
+@cache
+def _check_pools() -> None:
+    """From now on a connection of a pool of Django's (OPTIONS: pool) is checked when it is taken out."""
+    with _pools:  # the first jobs begin side by side, and none may have a pool that is about to be closed
+        for conn in connections.all():
+            if conn.settings_dict["OPTIONS"].get("pool") and not conn.settings_dict["CONN_HEALTH_CHECKS"]:
+                conn.settings_dict["CONN_HEALTH_CHECKS"] = True
+                conn.close_pool()  # one that a query at the start has made does not check
+
+
+def _in_a_worker(job: Job) -> bool:
+    module = sys.modules.get("pgqueue.worker.context")
+    return module is not None and isinstance(job.context, module.WorkerContext)
