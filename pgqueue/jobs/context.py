@@ -45,10 +45,10 @@ class JobContext:
     async def asession(self, job: Job) -> Any:
         raise self._refusal(job, "asession()")
 
-    def complete(self, job: Job, conn: object) -> None:
+    def complete(self, job: Job, conn: object, result: object) -> None:
         raise self._refusal(job, "complete()")
 
-    async def acomplete(self, job: Job, conn: object) -> None:
+    async def acomplete(self, job: Job, conn: object, result: object) -> None:
         raise self._refusal(job, "acomplete()")
 
     def successor(self, new: NewJob) -> NewJob:

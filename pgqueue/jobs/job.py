@@ -306,26 +306,26 @@ class Job:
             self.successors = []
         self.successors.append(new)
 
-    def complete(self, conn: object) -> None:
+    def complete(self, conn: object, *, result: object = None) -> None:
         """Complete this job as part of a transaction that the handler has opened itself, on any kind of connection.
 
             with psycopg.connect(dsn) as conn:
                 conn.execute("UPDATE accounts …")
                 job.complete(conn)
 
-        When that transaction commits, the job is completed with it, and its successors are written. Nothing that the
-        handler does afterwards changes that, and its return value is not stored. If the transaction does not commit,
-        the attempt has failed.
+        When that transaction commits, the job is completed with it and with this `result`, and its successors are
+        written. Nothing that the handler does afterwards changes that, and its return value is not stored. If the
+        transaction does not commit, the attempt has failed.
 
         If the job was given to another worker meanwhile, JobLost is raised, and the transaction cannot commit any more.
         If the connection is in autocommit mode, there is no transaction, and Error is raised.
         """
-        self.context.complete(self, conn)
+        self.context.complete(self, conn, result)
         self._hand_over()
 
-    async def acomplete(self, conn: object) -> None:
+    async def acomplete(self, conn: object, *, result: object = None) -> None:
         """`complete` on an async connection."""
-        await self.context.acomplete(self, conn)
+        await self.context.acomplete(self, conn, result)
         self._hand_over()
 
     def _hand_over(self) -> None:

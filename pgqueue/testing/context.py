@@ -24,7 +24,7 @@ from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Completed, Fail
 from pgqueue.testing.batches import Batches
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
-from pgqueue.worker.context import check_own
+from pgqueue.worker.context import check_own, own_end
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.transactions import sqlalchemy
 from pgqueue.worker.transactions.iteration import Iterations
@@ -106,23 +106,24 @@ class DrainContext(JobContext):
                 self._session = await sqlalchemy.asession(await self.aconnection(job))
         return self._session
 
-    def complete(self, job: Job, conn: object) -> None:
+    def complete(self, job: Job, conn: object, result: object) -> None:
         try:
-            for statement in self._completion(job, conn):
+            for statement in self._completion(job, conn, result):
                 drivers.run(conn, statement)
         except Exception as error:
             raise self._explained(job, error) from error
 
-    async def acomplete(self, job: Job, conn: object) -> None:
+    async def acomplete(self, job: Job, conn: object, result: object) -> None:
         try:
-            for statement in self._completion(job, conn):
+            for statement in self._completion(job, conn, result):
                 await drivers.arun(conn, statement)
         except Exception as error:
             raise self._explained(job, error) from error
 
-    def _completion(self, job: Job, conn: object) -> list[Statement[Any]]:
+    def _completion(self, job: Job, conn: object, result: object) -> list[Statement[Any]]:
         check_own(job, conn, owned=bool(self._task.transactional) or self.iterating)
-        return self._outcome_sql.within(job, Completed(successors=tuple(job.successors or ())), self.worker_id)
+        done = own_end(job, result, stored=self._task.store_result)
+        return self._outcome_sql.within(job, done, self.worker_id)
 
     def _explained(self, job: Job, error: Exception) -> Exception:
         """The error itself, or what to do if this connection does not see the job."""

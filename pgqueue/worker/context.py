@@ -12,7 +12,7 @@ from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 from pgqueue.jobs.context import AnySource, JobContext, Source
 from pgqueue.jobs.job import Job, NewJob
-from pgqueue.jobs.outcomes import Completed
+from pgqueue.jobs.outcomes import Completed, completed
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import sqlstate
@@ -86,23 +86,24 @@ class WorkerContext(JobContext):
         super().anew(job)
         self._iterations.drop([job])
 
-    def complete(self, job: Job, conn: object) -> None:
+    def complete(self, job: Job, conn: object, result: object) -> None:
         try:
-            for statement in self._completion(job, conn):
+            for statement in self._completion(job, conn, result):
                 drivers.run(conn, statement)
         except Exception as error:
             raise _explained(job, error) from error
 
-    async def acomplete(self, job: Job, conn: object) -> None:
+    async def acomplete(self, job: Job, conn: object, result: object) -> None:
         try:
-            for statement in self._completion(job, conn):
+            for statement in self._completion(job, conn, result):
                 await drivers.arun(conn, statement)
         except Exception as error:
             raise _explained(job, error) from error
 
-    def _completion(self, job: Job, conn: object) -> list[Statement[Any]]:
+    def _completion(self, job: Job, conn: object, result: object) -> list[Statement[Any]]:
         check_own(job, conn, owned=self._transactional.owns(job))
-        return self._outcome_sql.within(job, Completed(successors=tuple(job.successors or ())), self._state.id)
+        done = own_end(job, result, stored=self._state.tasks[job.task].store_result)
+        return self._outcome_sql.within(job, done, self._state.id)
 
 
 def check_own(job: Job, conn: object, *, owned: bool) -> None:
@@ -119,6 +120,14 @@ def check_own(job: Job, conn: object, *, owned: bool) -> None:
             "completes it; job.complete(conn) is for handlers that open a transaction themselves",
             job_id=job.id,
         )
+
+
+def own_end(job: Job, result: object, *, stored: bool) -> Completed:
+    """What `job.complete` writes: the successors, and the result if the task stores results."""
+    done = completed(result if stored else None)
+    if not isinstance(done, Completed):
+        raise Error(f"job {job.id} ({job.task}): {done.problem.message}", job_id=job.id)
+    return replace(done, successors=tuple(job.successors or ()))
 
 
 def _explained(job: Job, error: Exception) -> Exception:

@@ -79,7 +79,7 @@ def failures(eyes: Eyes) -> list[Any]:
 
 
 def ended(eyes: Eyes, number: int) -> None:
-    ends = "SELECT count(*) FROM pgqueue.job_done"
+    ends = "SELECT count(*) FROM pgqueue.job WHERE state IN ('completed', 'failed')"
     wait_until(lambda: eyes.one(ends) >= number)
 
 

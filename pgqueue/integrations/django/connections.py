@@ -26,6 +26,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connections, reset_queries
 
+from pgqueue.integrations.django.noticed_writes import noticed_writes
 from pgqueue.jobs.job import Job
 
 
@@ -44,17 +45,17 @@ def fresh_connections() -> Iterator[None]:
 
 def around_sync(job: Job, call: Callable[[], Any]) -> Any:
     """The middleware of sync handlers, in whose threads the connections are."""
-    if not _in_a_worker(job):
+    if not in_a_worker(job):
         return call()
     _check_pools()
     _drop_open_blocks()
-    with fresh_connections():
+    with fresh_connections(), noticed_writes(job):
         return call()
 
 
 async def around_async(job: Job, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """The middleware of async handlers."""
-    if not _in_a_worker(job):
+    if not in_a_worker(job):
         return await call()
     _check_pools()
     await _renew_async()
@@ -93,6 +94,7 @@ def _check_pools() -> None:
                 conn.close_pool()  # one that a query at the start has made does not check
 
 
-def _in_a_worker(job: Job) -> bool:
+def in_a_worker(job: Job) -> bool:
+    """Whether a worker runs this job, and not a drain, which runs it on the connection of a test."""
     module = sys.modules.get("pgqueue.worker.context")
     return module is not None and isinstance(job.context, module.WorkerContext)

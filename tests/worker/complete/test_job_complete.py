@@ -49,6 +49,7 @@ def followers(eyes: Eyes) -> list[int]:
 
 
 @pytest.mark.promise("T15")
+@pytest.mark.promise("F273")
 @pytest.mark.parametrize(
     ("kind", "committed"),
     [
@@ -64,9 +65,9 @@ async def test_every_kind_of_connection_can_end_a_job(dsn: str, orders: Eyes, ki
             await app.execute("INSERT INTO app_order VALUES (7)")
             job.enqueue(follow, 7)
             if kind in ASYNC:
-                await job.acomplete(app.conn)
+                await job.acomplete(app.conn, result=[7])
             else:
-                job.complete(app.conn)
+                job.complete(app.conn, result=[7])
             await (app.commit() if committed else app.rollback())
 
     def order(job: Job) -> str:
@@ -83,11 +84,30 @@ async def test_every_kind_of_connection_can_end_a_job(dsn: str, orders: Eyes, ki
         assert worker.services.completer.fenced == 0
     assert orders.one("SELECT count(*) FROM app_order") == (1 if committed else 0)
     assert followers(orders) == ([7] if committed else [])
-    assert orders.one("SELECT result FROM pgqueue.job WHERE id = %s", job_id) is None
+    assert orders.one("SELECT result FROM pgqueue.job WHERE id = %s", job_id) == ([7] if committed else None)
     if committed:
         assert orders.one(
             "SELECT (SELECT xmin FROM pgqueue.job_done WHERE id = %s) = (SELECT xmin FROM app_order)", job_id
         )
+
+
+@pytest.mark.promise("F273")
+async def test_a_result_is_stored_only_if_the_task_stores_results_and_json_can_keep_it(dsn: str, orders: Eyes) -> None:
+    def order(job: Job, number: int, unfit: bool) -> None:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("INSERT INTO app_order VALUES (%s)", [number])
+            job.complete(conn, result=[float("nan")] if unfit else number)
+
+    stored = task(name="completion.stored", retry=ONCE)(order)
+    silent = task(name="completion.silent", retry=ONCE, store_result=False)(order)
+    async with work(dsn, stored, silent, queues=["default"]) as worker:
+        jobs = [enqueued(dsn, stored, 1, False), enqueued(dsn, silent, 2, False), enqueued(dsn, stored, 3, True)]
+        await until(lambda: set(orders.states()) == {"completed", "failed"})
+        await until(lambda: not worker.state.held)
+    ends = orders.all("SELECT id, state, result FROM pgqueue.job ORDER BY id")
+    assert ends == [(jobs[0], "completed", 1), (jobs[1], "completed", None), (jobs[2], "failed", None)]
+    assert orders.all("SELECT id FROM app_order ORDER BY id") == [(1,), (2,)]
+    assert "the result cannot be stored[0]" in orders.one("SELECT message FROM pgqueue.attempt")
 
 
 @pytest.mark.parametrize("ending", ["returns", "raises"])
