@@ -11,7 +11,7 @@ leaves the application's transaction as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 from pgqueue.client import outbox, unique_enqueue
@@ -38,6 +38,9 @@ from pgqueue.options import needs_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+watchers: list[Callable[[object], None]] = []
+"""Each is told of every connection on which jobs are about to be enqueued, but for async ones. For integrations."""
 
 ONE = "the connection of your transaction comes first, then the task: enqueue(conn, task, …)"
 MANY = "the connection of your transaction comes first, then the jobs: enqueue_many(conn, [task.new(…), …])"
@@ -122,6 +125,8 @@ async def aenqueue_many(conn: object, jobs: Iterable[NewJob[Any]], /) -> list[Jo
 
 
 def _send(conn: object, new: NewJob[Any]) -> JobHandle[Any]:
+    if watchers:
+        _tell_watchers(conn)
     if outbox.staged(conn):
         return outbox.stage(conn, [new])[0]
     return drivers.run(conn, _one(new)) if new.keys is None else unique_enqueue.enqueue(conn, [new])[0]
@@ -136,6 +141,8 @@ async def _asend(conn: object, new: NewJob[Any]) -> JobHandle[Any]:
 
 
 def _send_many(conn: object, batch: list[NewJob[Any]]) -> list[JobHandle[Any]]:
+    if watchers and batch:
+        _tell_watchers(conn)
     if batch and outbox.staged(conn):
         return outbox.stage(conn, batch)
     if has_keys(batch):
@@ -149,6 +156,11 @@ async def _asend_many(conn: object, batch: list[NewJob[Any]]) -> list[JobHandle[
     if has_keys(batch):
         return await unique_enqueue.aenqueue(conn, batch)
     return await drivers.arun(conn, _many(batch)) if batch else []
+
+
+def _tell_watchers(conn: object) -> None:
+    for watcher in watchers:
+        watcher(outbox.bare(conn))
 
 
 # The statements ------------------------------------------------------------------------------------------------------

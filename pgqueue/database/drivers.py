@@ -73,8 +73,11 @@ def run(conn: object, statement: Statement[R]) -> R:
 
 
 async def arun(conn: object, statement: Statement[R]) -> R:
-    """`run` for async connections."""
+    """`run` for async connections, and for Django, in the thread of Django's async methods (`acreate`)."""
     execute = _find(conn, _ASYNC, _SYNC)
+    if execute is _django_async:
+        answer: R = await _in_thread_of_django(run, conn, statement)
+        return answer
     try:
         rows = await execute(conn, statement.sql, statement.params)
     except Exception as error:
@@ -88,13 +91,16 @@ async def arun(conn: object, statement: Statement[R]) -> R:
 def alone(conn: Any) -> bool:
     """Whether a statement on this connection is a transaction of its own: in autocommit mode, outside of a block.
 
-    For a connection of SQLAlchemy only SQLAlchemy knows that: it counts as in a transaction.
+    For a connection of SQLAlchemy only SQLAlchemy knows that: it counts as in a transaction. So does one of Django on a
+    loop, whose statements are sent in another thread.
     """
     kind = _kind(conn.__class__) or ""
+    if kind == "builtins.str":
+        conn, kind = _of_alias(conn), "django.BaseDatabaseWrapper"
     if kind.startswith("asyncpg."):
         return not conn.is_in_transaction()
     if kind.startswith("django."):
-        return bool(conn.get_autocommit())
+        return not _on_a_loop() and bool(conn.get_autocommit())
     if not kind.startswith(("psycopg.", "psycopg2.")):
         return False
     driver = getattr(conn, "connection", conn)
@@ -142,6 +148,12 @@ def _prepared(options: dict[str, Any], connect: Callable[..., Any]) -> dict[str,
     return {"client_encoding": "utf8"} | ({} if config().prepare else {"prepare_threshold": None}) | options
 
 
+def is_django(conn: object) -> bool:
+    """Whether this is a connection of Django, or its alias."""
+    cls: Any = conn.__class__
+    return _ASYNC.get(_kind(cls) or "") is _django_async
+
+
 def check_connection(conn: object) -> None:
     """Raise UnsupportedConnection if this is no connection of any kind that pgqueue knows."""
     classes: list[Any] = [type(conn), conn.__class__]
@@ -180,7 +192,7 @@ def _refusal(conn: object, *, is_async: bool, other: bool) -> str:
     if is_async:
         return (
             f"{given} is not async: call the function without the a (enqueue, not aenqueue), from async code in a "
-            f"thread. The async functions take {ACCEPTED}, of the async kinds"
+            f"thread. The async functions take {ACCEPTED}, of the async kinds, or of Django"
         )
     return (
         f"{given} is async: await the function with the a (aenqueue, not enqueue). "
@@ -320,6 +332,16 @@ def _django(conn: Any, sql: str, params: Params) -> list[Row]:
 
 
 def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:
+    return _django(_of_alias(alias), sql, params)
+
+
+def _on_a_loop() -> bool:
+    from asyncio import _get_running_loop  # imported here: Django has imported it, others may do without
+
+    return _get_running_loop() is not None
+
+
+def _of_alias(alias: str) -> Any:
     if "django" not in sys.modules:  # the given text is not shown: it may be a DSN with a password
         raise UnsupportedConnection(
             f"a str is a connection only as an alias of Django, which is not loaded; for a DSN use `with "
@@ -329,7 +351,24 @@ def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:
 
     if alias not in connections.settings:
         raise UnsupportedConnection(f"Django has no database of this alias; it has {', '.join(connections)}")
-    return _django(connections[alias], sql, params)
+    return connections[alias]
+
+
+async def _django_async(conn: Any, sql: str, params: Params) -> list[Row]:
+    """Stands in the table only: `arun` sends a statement as a whole in the thread of the connection."""
+    raise NotImplementedError
+
+
+async def _in_thread_of_django(call: Callable[..., Any], conn: Any, *args: Any) -> Any:
+    """Call this with the connection of the thread that has those of the async ORM.
+
+    A connection of Django belongs to a thread, so only the alias of the given one counts.
+    """
+    alias = conn if isinstance(conn, str) else conn.alias
+    _of_alias(alias)  # raises what is wrong with a text that is no alias
+    from asgiref.sync import sync_to_async
+
+    return await sync_to_async(call)(alias, *args)
 
 
 @lru_cache(maxsize=64)
@@ -375,4 +414,7 @@ _ASYNC: dict[str, ARun] = {
     "sqlalchemy.AsyncConnection": _sqlalchemy_async,
     "sqlalchemy.AsyncSession": _sqlalchemy_async_session,
     "sqlalchemy.async_scoped_session": _sqlalchemy_async_session,
+    "django.BaseDatabaseWrapper": _django_async,
+    "django.ConnectionProxy": _django_async,
+    "builtins.str": _django_async,
 }

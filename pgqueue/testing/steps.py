@@ -114,6 +114,10 @@ def _command(conn: Any, command: Command) -> None:
 
 
 async def _acommand(conn: Any, command: Command) -> None:
+    if drivers.is_django(conn):
+        from asgiref.sync import sync_to_async
+
+        return await sync_to_async(_command)(conn if isinstance(conn, str) else conn.alias, command)
     connection = getattr(conn, "exec_driver_sql", None) is None and getattr(conn, "connection", None)
     if callable(connection):
         conn = await connection()

@@ -94,6 +94,12 @@ class WorkerContext(JobContext):
             raise _explained(job, error) from error
 
     async def acomplete(self, job: Job, conn: object, result: object) -> None:
+        if drivers.is_django(conn):
+            raise Error(
+                f"job {job.id} ({job.task}): Django has no async transactions, so job.acomplete on its connection "
+                "would complete it at once, whatever comes after; use a plain def, and job.complete inside of atomic()",
+                job_id=job.id,
+            )
         try:
             for statement in self._completion(job, conn, result):
                 await drivers.arun(conn, statement)

@@ -6,6 +6,7 @@ from django.apps import AppConfig
 from django.core import checks
 from django.utils.module_loading import autodiscover_modules
 
+from pgqueue.client.enqueue import watchers
 from pgqueue.client.middleware import middleware
 from pgqueue.config import find_dsn
 
@@ -19,12 +20,13 @@ class PgqueueConfig(AppConfig):  # type: ignore[misc]  # Django has no types
 
     def ready(self) -> None:
         """Called by Django when all models are there."""
-        from pgqueue.integrations.django import connections, databases, project_settings, system_checks
+        from pgqueue.integrations.django import connections, databases, other_blocks, project_settings, system_checks
 
         project_settings.apply()
         find_dsn(databases.queue_dsn)
         checks.register(system_checks.database_is_postgresql)
         checks.register(system_checks.queue_is_served, checks.Tags.database)
+        watchers.append(other_blocks.warn_of_other_blocks)
         middleware(connections.around_sync)
         middleware(connections.around_async)
         autodiscover_modules("tasks")
