@@ -21,7 +21,7 @@ from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 from pgqueue.jobs.context import AnySource, JobContext, Source
 from pgqueue.jobs.job import Job, NewJob
-from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Completed, Fail
+from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Fail
 from pgqueue.testing.batches import Batches
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.context import check_own, own_end

@@ -44,6 +44,7 @@ def test_a_command_is_run_on_the_database_of_the_project(tmp_path: Path, dsn: st
     assert "pgqueue cancel 1: exit code 1" in project.python(refused, code=1)
 
 
+@pytest.mark.second
 def test_a_worker_of_several_processes_and_one_that_reloads_are_set_up_as_well(tmp_path: Path, dsn: str) -> None:
     """The processes of a supervisor are programs of their own, started from the same arguments, elsewhere as well."""
     project = DjangoProject(tmp_path, {"default": database(dsn)})
@@ -57,6 +58,7 @@ def test_a_worker_of_several_processes_and_one_that_reloads_are_set_up_as_well(t
         assert worker.ends() == 0, worker.output
 
 
+@pytest.mark.second
 def test_another_alias_is_named_in_the_settings_or_on_the_command_line(
     tmp_path: Path, dsn: str, empty_dsn: str
 ) -> None:
@@ -131,6 +133,7 @@ def test_check_of_the_database_says_that_the_schema_is_behind(tmp_path: Path, em
     assert "no issues" in project.manage("check", "--database", "default")
 
 
+@pytest.mark.second
 def test_check_of_the_database_names_a_queue_that_no_worker_serves(tmp_path: Path, dsn: str, conn: Any) -> None:
     tasks = """
 import pgqueue

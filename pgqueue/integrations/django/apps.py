@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 from django.core import checks
+from django.db.backends.signals import connection_created
 from django.utils.module_loading import autodiscover_modules
 
 from pgqueue.client.enqueue import watchers
@@ -27,6 +28,7 @@ class PgqueueConfig(AppConfig):  # type: ignore[misc]  # Django has no types
         checks.register(system_checks.database_is_postgresql)
         checks.register(system_checks.queue_is_served, checks.Tags.database)
         watchers.append(other_blocks.warn_of_other_blocks)
+        connection_created.connect(connections.note_connection)
         middleware(connections.around_sync)
         middleware(connections.around_async)
         autodiscover_modules("tasks")

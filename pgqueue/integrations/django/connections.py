@@ -11,7 +11,8 @@ Before each job, for each connection that its thread has:
 3. The log of its queries, which DEBUG keeps, is emptied.
 
 The methods of the async ORM run in one thread for the whole process, which is asgiref's, so its connections are treated
-there. Nothing of another job is in the middle of a transaction there: each call runs to its end in that thread.
+there. Nothing of another job is in the middle of a transaction there: each call runs to its end in that thread. Until a
+connection was opened outside of the threads of sync handlers, async handlers do not ask that thread: it takes 0.2 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock
+from threading import Event, Lock, current_thread
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -28,6 +29,9 @@ from django.db import connections, reset_queries
 
 from pgqueue.integrations.django.noticed_writes import noticed_writes
 from pgqueue.jobs.job import Job
+
+THREADS = "pgqueue-"
+"""How the names of the threads of sync handlers begin (worker/run/threads.py)."""
 
 
 @contextmanager
@@ -58,11 +62,19 @@ async def around_async(job: Job, call: Callable[[], Coroutine[Any, Any, Any]]) -
     if not in_a_worker(job):
         return await call()
     _check_pools()
-    await _renew_async()
+    if _elsewhere.is_set():
+        await _renew_async()
     try:
         return await call()
     finally:
-        await _renew_async()
+        if _elsewhere.is_set():
+            await _renew_async()
+
+
+def note_connection(**_: Any) -> None:
+    """A connection was opened in this thread. Receives Django's signal `connection_created`."""
+    if not current_thread().name.startswith(THREADS):
+        _elsewhere.set()
 
 
 def _renew() -> None:
@@ -73,6 +85,8 @@ def _renew() -> None:
 
 
 _pools = Lock()
+_elsewhere = Event()
+"""Set once a connection was opened in a thread that runs no sync handlers, such as that of the async ORM."""
 _renew_async = sync_to_async(_renew)
 
 

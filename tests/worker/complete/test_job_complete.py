@@ -19,6 +19,7 @@ from pgqueue import Fail, Job, JobLost, Retry, Snooze
 from pgqueue.client import middleware
 from pgqueue.client.tasks import Task, task
 from pgqueue.jobs.retry import RetryPolicy
+from pgqueue.testing import drain
 from pgqueue.worker.run import serialization_retries
 
 ONCE = RetryPolicy(attempts=1)
@@ -108,6 +109,19 @@ async def test_a_result_is_stored_only_if_the_task_stores_results_and_json_can_k
     assert ends == [(jobs[0], "completed", 1), (jobs[1], "completed", None), (jobs[2], "failed", None)]
     assert orders.all("SELECT id FROM app_order ORDER BY id") == [(1,), (2,)]
     assert "the result cannot be stored[0]" in orders.one("SELECT message FROM pgqueue.attempt")
+
+
+@pytest.mark.promise("F273")
+def test_a_drain_stores_that_result_as_well(conn: psycopg.Connection[Any]) -> None:
+    def order(job: Job) -> str:
+        with conn.transaction():
+            job.complete(conn, result=[7])
+        return "not stored"
+
+    ordering = task(name="completion.drained")(order)
+    ordering.enqueue(conn)
+    assert drain(conn).completed == 1
+    assert conn.execute("SELECT result FROM pgqueue.job").fetchall() == [([7],)]
 
 
 @pytest.mark.parametrize("ending", ["returns", "raises"])
