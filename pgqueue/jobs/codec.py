@@ -34,6 +34,7 @@ from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import annotations as signatures
 from pgqueue.jobs.annotations import Kind, Surveyed, check_plain, listed, surveyed, unfit
 from pgqueue.jobs.fields import OF_USING
+from pgqueue.jobs.losses import is_plain, loss
 from pgqueue.jobs.round_trip import difference
 from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
@@ -518,14 +519,15 @@ _encode = msgspec.json.Encoder(enc_hook=to_json).encode
 # -- Results ---------------------------------------------------------------------------------------------------------
 
 _TEXT_ONLY = frozenset((str,))
+_plain = partial(msgspec.to_builtins, enc_hook=to_json)
 _encode_plain = msgspec.json.Encoder(order="deterministic").encode  # knows no classes of ours, nor keys but texts
 
 
 def result_json(value: object) -> str:
     """Return a handler's result as JSON text, in the form that arguments have.
 
-    What JSON or jsonb cannot keep is refused at any depth: NaN and infinities, NUL, two keys of one text. Raises
-    UnfitResult.
+    What JSON or jsonb cannot keep is refused at any depth: NaN and infinities, NUL, two keys of one text. So is what a
+    class would leave out, hide or change there. Raises UnfitResult.
 
     >>> result_json({1: "a", "at": datetime(2026, 3, 1)})
     '{"1":"a","at":"2026-03-01T00:00:00"}'
@@ -536,8 +538,10 @@ def result_json(value: object) -> str:
         raw = None
     if raw is None:
         raw = _result(value)
-    elif b"null" in raw and (why := _misfit(msgspec.to_builtins(value))):  # NaN is written as null
-        raise UnfitResult(why)
+    else:
+        why = _misfit(msgspec.to_builtins(value)) if b"null" in raw else ""  # NaN is written as null
+        if why := why or ("" if is_plain(value) else loss(value, _plain(value), _plain)):
+            raise UnfitResult(why)
     if len(raw) > JSON_MOST:
         raise UnfitResult(f": {len(raw):,} bytes of JSON, the limit is {JSON_MOST:,}")
     if (size := text_too_large(raw)) is not None:
@@ -549,8 +553,8 @@ def result_json(value: object) -> str:
 
 def _result(value: object) -> bytes:
     try:
-        plain = msgspec.to_builtins(value, enc_hook=to_json)
-        why = _misfit(plain)
+        plain = _plain(value)
+        why = _misfit(plain) or loss(value, plain, _plain)
         raw = b"" if why else _encode_plain(msgspec.to_builtins(plain, str_keys=True))
     except _LATE_ERRORS as error:
         raise UnfitResult(_formless(value)) from error

@@ -68,7 +68,7 @@ def difference(value: Any, back: Any, in_model: bool = False) -> str:
             )
         case Decimal():  # with its zeros
             return "" if isinstance(value, Decimal) and value.as_tuple() == back.as_tuple() else CHANGED
-        case float() if type(value) is int and not in_model:
+        case float() if type(value) is int:  # also a default of a model, such as `price: float = 0`
             return "" if value == back else CHANGED
     return _differs(value, back, isinstance(value, cls) and _equal(value, back))
 

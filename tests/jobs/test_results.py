@@ -19,9 +19,10 @@ import pytest
 from executor_bench import Bench, made
 from workers import Eyes, until, work
 
+from pgqueue.client.middleware import RESULTS
 from pgqueue.client.tasks import task
 from pgqueue.jobs.codec import UnfitResult, keywords_only, result_json
-from pgqueue.jobs.outcomes import Completed, Failed
+from pgqueue.jobs.outcomes import Completed, Failed, completed
 from pgqueue.jobs.sizes import JSON_MOST
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -171,3 +172,141 @@ async def test_jsonb_takes_it(dsn: str, eyes: Eyes, conn: psycopg.Connection[Any
     async with work(dsn, keys):
         await until(eyes.done(1))
     assert eyes.all("SELECT state, result FROM pgqueue.job") == [("completed", {"1": {"no": 1, "where": "a"}})]
+
+
+# -- What a class leaves out, hides or changes -------------------------------------------------------------------------
+
+
+class Base(pydantic.BaseModel):
+    a: int = 1
+
+
+class Wider(Base):
+    b: int = 2
+
+
+class Holder(pydantic.BaseModel):
+    part: Base
+    parts: list[Base] = []
+    anything: Any = None
+
+
+class Login(pydantic.BaseModel):
+    password: pydantic.SecretStr
+
+
+class Excluded(pydantic.BaseModel):
+    a: int = pydantic.Field(0, exclude=True)
+
+
+class Private(pydantic.BaseModel):
+    _tries: int = pydantic.PrivateAttr(0)
+
+
+class Rounded(pydantic.BaseModel):
+    price: float
+
+    @pydantic.field_serializer("price")
+    def rounded(self, price: float) -> float:
+        return round(price, 1)
+
+
+class TwoNames(pydantic.BaseModel):
+    """For writing only: it cannot read what it writes."""
+
+    at: datetime = pydantic.Field(validation_alias="when", serialization_alias="since")
+    price: float = 0
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> float:
+        return self.price * 2
+
+
+@dataclasses.dataclass
+class Cart:
+    owner: Any
+    total: Decimal = Decimal(0)
+
+
+class Listed(msgspec.Struct, array_like=True, tag="listed"):
+    total: Decimal
+
+
+class Sparse(msgspec.Struct, omit_defaults=True):
+    a: int = 0
+    b: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def tried(times: int) -> Private:
+    private = Private()
+    private._tries = times
+    return private
+
+
+LOST: dict[str, tuple[Any, str]] = {
+    "a secret": (Login(password=pydantic.SecretStr("x")), ".password: would not come back"),
+    "a secret, deep": ({"k": [Cart(Login(password=pydantic.SecretStr("x")))]}, "['k'][0].owner.password: would"),
+    "an excluded field": (Excluded(a=1), ".a: would not be in the JSON"),
+    "a subclass": (Holder(part=Wider()), ".part.b: would not be in the JSON"),
+    "a subclass in a list": ([Holder(part=Base(), parts=[Base(), Wider()])], "[0].parts[1].b: would not be"),
+    "a private attribute": (tried(3), "._tries: would not be in the JSON"),
+    "a serializer that rounds": (Rounded(price=1.25), ".price: would not come back"),
+    "no number": (Decimal("NaN"), "needs a finite Decimal"),
+    "no number that signals": ([Decimal("sNaN")], "[0]: given Decimal('sNaN')"),
+    "no end": ({"a": (Decimal("-Infinity"),)}, "['a'][0]: given Decimal('-Infinity')"),
+    "as a key": ({Decimal("NaN"): 1}, "key: given Decimal('NaN')"),
+    "in a set": ({Decimal("NaN")}, "[0]: given Decimal('NaN')"),
+    "in a dataclass": (Cart(None, Decimal("NaN")), ".total: given Decimal('NaN')"),
+    "in a Struct": (Listed(Decimal("NaN")), ".total: given Decimal('NaN')"),
+    "in a NamedTuple": (Point(1, Decimal("NaN")), "[1]: given Decimal('NaN')"),  # type: ignore[arg-type]
+    "in a model": (Holder(part=Base(), anything={"k": Decimal("NaN")}), ".anything['k']: given Decimal('NaN')"),
+}
+
+
+@pytest.mark.promise("F223")
+@pytest.mark.parametrize(("value", "why"), LOST.values(), ids=LOST)
+async def test_what_a_class_loses_fails_the_job_for_good_and_the_place_is_named(value: Any, why: str) -> None:
+    outcome = await Bench(made(lambda: value, "returns", retry=5)).run("returns")
+    assert isinstance(outcome, Failed)
+    assert why in (outcome.problem.message or "")
+
+
+@pytest.mark.promise("F223")
+@pytest.mark.parametrize("value", [each for each, _ in LOST.values()], ids=LOST)
+def test_a_result_that_is_not_kept_is_not_looked_at(value: Any) -> None:
+    silent = RESULTS.in_thread(made(lambda: value, "returns", store_result=False), lambda *_: value)
+    assert completed(silent(None, (), {})) == Completed(None)
+
+
+ALL_THERE: dict[str, tuple[Any, Any]] = {
+    "a tuple": ((1, (2,)), [1, [2]]),
+    "a dataclass of anything": (Cart((1, {2})), {"owner": [1, [2]], "total": "0"}),
+    "a naive time": (Cart(datetime(2026, 3, 1)), {"owner": "2026-03-01T00:00:00", "total": "0"}),
+    "no secret": (Excluded(a=0), {}),
+    "no tries": (Private(), {}),
+    "a round price": (Rounded(price=1.5), {"price": 1.5}),
+    "two names": (TwoNames(when=NOON), {"since": "2026-03-01T12:00:00Z", "price": 0}),  # type: ignore[call-arg]
+    "a Struct with defaults": (Sparse(), {}),
+    "a Struct that is a list": (Listed(Decimal("1.50")), ["listed", "1.50"]),
+    "anything in a model": (
+        Holder(part=Base(), anything={"at": NOON, "row": (1, {2})}),
+        {"part": {"a": 1}, "parts": [], "anything": {"at": "2026-03-01T12:00:00Z", "row": [1, [2]]}},
+    ),
+}
+
+
+@pytest.mark.promise("F223")
+@pytest.mark.parametrize(("value", "stored"), ALL_THERE.values(), ids=ALL_THERE)
+def test_a_result_need_not_come_back_as_an_equal_value(value: Any, stored: Any) -> None:
+    assert json.loads(result_json(value)) == stored
+
+
+@pytest.mark.promise("F223")
+def test_a_field_that_attrs_leaves_out() -> None:
+    attrs: Any = pytest.importorskip("attrs")
+    hidden = attrs.make_class("Hidden", {"_only": attrs.field(default=0), "a": attrs.field(default=1)})
+    made_fresh = attrs.make_class("Fresh", {"_seen": attrs.field(factory=list, init=False)})
+    with pytest.raises(UnfitResult, match=r"\._only: would not be in the JSON"):
+        result_json([hidden(only=5)])
+    assert json.loads(result_json([hidden(), made_fresh()])) == [{"a": 1}, {}]

@@ -43,6 +43,10 @@ def there_and_back(annotation: Any, value: Any) -> Any:
 # -- What is changed on the way ----------------------------------------------------------------------------------------
 
 
+class Priced(pydantic.BaseModel):
+    price: float = 0
+
+
 class Login(pydantic.BaseModel):
     user: str
     password: pydantic.SecretStr
@@ -266,6 +270,7 @@ SAME: dict[str, tuple[Any, Any]] = {
             row=(1, "a"),
         ),
     ),
+    "a default of a model that is an int": (Priced, Priced()),
     "a root model": (Root, Root([1, 2])),
     "an array": (WithArray, WithArray(array=Array([1, 2]))),
     "an extra": (Loose, Loose.model_validate({"more": [1, {"a": None}], "anything": {"k": 1.5}})),
