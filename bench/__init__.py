@@ -3,6 +3,7 @@
     python -m bench                      every scenario, full size (about an hour)
     python -m bench drain-uvloop idle    some of them
     python -m bench --quick              all of them, tiny: shows that the harness works, its figures mean nothing
+    python -m bench peers                beside other job queues: see peers/
 
 How it measures, in the order of reading:
   server.py     a PostgreSQL of its own with real durability; every sample gets a fresh database

@@ -1,4 +1,7 @@
-"""`python -m bench`: starts the server, runs scenarios, prints the table, writes the JSON."""
+"""`python -m bench`: starts the server, runs scenarios, prints the table, writes the JSON.
+
+`python -m bench peers` and `python -m bench report` are commands of their own: see peers/.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ from bench import (
 )
 from bench.figures import Figure, document, table
 from bench.holders import HOLDERS
+from bench.peers.command import peers, write_report
 from bench.run import QUICK, Run
 from bench.server import Lab
 
@@ -149,5 +153,18 @@ def _text(about: dict[str, Any]) -> str:
     return f"{about['server']}\n{settings}\n{rest}"
 
 
+COMMANDS = {"peers": peers, "report": write_report}
+"""What there is beside the scenarios: each has options of its own."""
+
+
+def run(arguments: list[str]) -> None:
+    """A command by its name, else scenarios."""
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    if command is None:
+        main(arguments, prog_name="python -m bench")
+    else:
+        command(arguments[1:], prog_name=f"python -m bench {arguments[0]}")
+
+
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:])

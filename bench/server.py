@@ -80,15 +80,21 @@ class Lab:
         """The server's major version."""
         return self._admin.info.server_version // 10_000
 
+    def make_template(self, name: str) -> str:
+        """The DSN of a new and empty database, to be copied by `database(name)` when nothing is connected to it."""
+        self._admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE template0".encode())
+        return self._server.cluster.dsn(name)
+
     @contextmanager
-    def database(self) -> Iterator[str]:
+    def database(self, template: str = TEMPLATE) -> Iterator[str]:
         """The DSN of a fresh copy of the template; gone afterwards, with whatever a sample left behind.
 
         Copied as files, which checkpoints before and after: every sample begins with a clean log, and no page it fills
         itself has to be written to the log as a whole.
         """
         name = f"bench_{next(self._numbers)}"
-        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE} STRATEGY file_copy".encode())
+        self._admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy".encode())
         try:
             yield self._server.cluster.dsn(name)
         finally:
@@ -119,6 +125,10 @@ class Lab:
             living = sum(_cpu(process) for process in postmaster.children() if process.pid != without)
             if _ended(postmaster) == ended:
                 return ended + living
+
+    def wal(self) -> int:
+        """How many bytes of WAL have been written so far, in all databases."""
+        return self._number("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
 
     def transactions(self, dsn: str) -> int:
         """How many transactions have ended in this database, as far as the sessions have reported (within 10 s)."""

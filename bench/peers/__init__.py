@@ -1,0 +1,22 @@
+"""How fast is it beside other job queues: each peer from its own package, in turn, on one PostgreSQL.
+
+    python -m bench peers --install              put the peers into a folder, at the versions of peers.toml
+    python -m bench peers                        every scenario, three rounds
+    python -m bench peers --only pgqueue,pg-boss --scenarios one,bulk
+    python -m bench peers --quick                tiny: shows that each peer runs, its figures mean nothing
+    python -m bench peers --resume               go on with a run that was interrupted
+    python -m bench report FILE --to FOLDER      the same as Markdown and charts
+
+In the order of reading:
+  peers.toml    every peer: versions, settings, what counts as done, history, durability, more and less
+  peer.py       a peer as read from that file
+  install.py    the folder with a virtual environment or a node_modules for each peer
+  adapters/     what speaks to a peer, in its own language, and only through its public API
+  child.py      a process of a peer: it enqueues, or it works
+  stage.py      one peer on a fresh database, with its processes
+  scenarios.py  what is measured, and how
+  record.py     every sample of a run, written down as soon as it is taken
+  bars.py       what pgqueue must reach beside the peers
+  report.py     the record as Markdown and SVG
+  command.py    the command
+"""

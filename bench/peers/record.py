@@ -1,0 +1,78 @@
+"""Every sample of a run, written to one JSON file as soon as it is taken, so that an interrupted run can go on.
+
+{"about": {settings, hardware, …}, "peers": {NAME: {versions, settings, …}},
+ "samples": {SCENARIO: {PEER: {ROUND: {MEASURE: number} or {"error": text}}}}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Sample = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Record:
+    """What a run has found out so far."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    peers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    samples: dict[str, dict[str, dict[str, Sample]]] = field(default_factory=dict)
+
+    def add(self, scenario: str, peer: str, number: int, sample: Mapping[str, Any]) -> None:
+        """Keep the sample of this round."""
+        self.samples.setdefault(scenario, {}).setdefault(peer, {})[str(number)] = dict(sample)
+
+    def has(self, scenario: str, peer: str, number: int) -> bool:
+        return str(number) in self.samples.get(scenario, {}).get(peer, {})
+
+    def values(self, scenario: str, peer: str, measure: str) -> dict[str, float]:
+        """What this measure was in each round that has it."""
+        rounds = self.samples.get(scenario, {}).get(peer, {})
+        return {number: sample[measure] for number, sample in rounds.items() if measure in sample}
+
+    def median(self, scenario: str, peer: str, measure: str) -> float | None:
+        """The median of all rounds; None without any."""
+        values = self.values(scenario, peer, measure).values()
+        return median(values) if values else None
+
+    def ratio(self, scenario: str, measure: str, ours: str, other: str) -> float | None:
+        """The median of the rounds' own ratios, ours to the other's; None where no round has both."""
+        mine, theirs = self.values(scenario, ours, measure), self.values(scenario, other, measure)
+        ratios = [value / theirs[number] for number, value in mine.items() if theirs.get(number)]
+        return median(ratios) if ratios else None
+
+    def error(self, scenario: str, peer: str) -> str | None:
+        """Why this peer has no figure here: the first error of its rounds, or why it cannot run at all."""
+        reason: str | None = self.peers.get(peer, {}).get("reason")
+        if reason:
+            return reason
+        rounds = self.samples.get(scenario, {}).get(peer, {}).values()
+        return next((str(sample["error"]) for sample in rounds if "error" in sample), None)
+
+    def medians(self, peer: str) -> dict[str, float]:
+        """The medians of this peer by `scenario.measure`."""
+        found: dict[str, float] = {}
+        for scenario, peers in self.samples.items():
+            for measure in {key for sample in peers.get(peer, {}).values() for key in sample} - {"error"}:
+                if (value := self.median(scenario, peer, measure)) is not None:
+                    found[f"{scenario}.{measure}"] = value
+        return found
+
+    def write(self, path: Path) -> None:
+        """Write all of it; a reader sees the old file or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".part")
+        document = {"about": self.about, "peers": self.peers, "samples": self.samples}
+        draft.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        draft.replace(path)
+
+
+def read(path: Path) -> Record:
+    """The record of that file."""
+    return Record(**json.loads(path.read_text(encoding="utf-8")))

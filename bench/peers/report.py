@@ -1,0 +1,168 @@
+"""A record as one page of Markdown, and a chart of each scenario as SVG. The row like an application comes first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+from bench.peers.bars import judge
+from bench.peers.peer import OURS
+from bench.peers.record import Record
+from bench.peers.scenarios import SCENARIOS, Measure, Scenario
+
+FIRST = ("application", "drain-1", "drain-2")
+PAGE = "peers.md"
+RECORD = "peers.json"
+_ROW, _NAME, _WIDTH, _SPAN = 26, 170, 720, 430  # of a chart, in pixels
+
+
+def write(record: Record, folder: Path) -> list[Path]:
+    """Write the page, its charts and the record into that folder; what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {PAGE: markdown(record)}
+    texts |= {f"{scenario.name}.svg": chart(record, scenario) for scenario in _measured(record)}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    record.write(folder / RECORD)
+    return [*(folder / name for name in texts), folder / RECORD]
+
+
+def markdown(record: Record) -> str:
+    """The page: what was run, a table of each scenario, the bars, and what each peer's figures mean."""
+    parts = [_head(record), *(_section(record, scenario) for scenario in _measured(record)), _bars(record)]
+    return "\n\n".join([*parts, _peers(record), _settings(record)]) + "\n"
+
+
+def chart(record: Record, scenario: Scenario) -> str:
+    """Bars of the first measure, the best on top; pgqueue's is dark."""
+    measure = scenario.measures[0]
+    medians = _medians(record, scenario, measure)
+    most = max(medians.values(), default=1.0) or 1.0
+    height = 40 + _ROW * len(medians)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
+        f'font-size="13" role="img" aria-label="{escape(scenario.title)}">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
+        f'<text x="8" y="20" font-weight="bold">{escape(scenario.title)}, {escape(measure.heading)}'
+        f"{' (less is better)' if measure.less_is_better else ''}</text>",
+    ]
+    for row, (name, value) in enumerate(medians.items()):
+        top, width = 34 + row * _ROW, max(1.0, _SPAN * value / most)
+        colour = "#1f4e79" if name == OURS else "#9db7d1"
+        lines += [
+            f'<text x="{_NAME - 8}" y="{top + 14}" text-anchor="end">{escape(_title(record, name))}</text>',
+            f'<rect x="{_NAME}" y="{top}" width="{width:.1f}" height="18" fill="{colour}"/>',
+            f'<text x="{_NAME + width + 6:.1f}" y="{top + 14}">{_number(value)}</text>',
+        ]
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown."""
+    lines = [list(head), *map(list, rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _head(record: Record) -> str:
+    about = record.about
+    lines = ["# pgqueue beside other job queues", ""]
+    if about.get("quick"):
+        lines += ["**A run of `--quick`: it shows that each peer runs. Its figures mean nothing.**", ""]
+    lines += [
+        f"{about.get('rounds', '?')} rounds, the peers in turn, on {about.get('machine', '?')} that client and server "
+        "share. A figure is the median of the rounds. A ratio is pgqueue's figure over the peer's, the median of the "
+        "rounds' own ratios.",
+    ]
+    return "\n".join(lines)
+
+
+def _section(record: Record, scenario: Scenario) -> str:
+    first = scenario.measures[0]
+    measures = [measure for measure in scenario.measures if _medians(record, scenario, measure)]
+    found = _medians(record, scenario, first)
+    rows = [
+        [
+            _title(record, name),
+            *(_cell(record.median(scenario.name, name, measure.key)) for measure in measures),
+            "" if name == OURS else _cell(record.ratio(scenario.name, first.key, OURS, name)),
+        ]
+        for name in found
+    ]
+    head = ["peer", *(measure.heading for measure in measures), f"pgqueue's {first.heading} over it"]
+    errors = [
+        f"- {_title(record, name)} has no figure here: {_one_line(record.error(scenario.name, name))}"
+        for name in record.samples[scenario.name]
+        if name not in found
+    ]
+    better = "Less is better." if first.less_is_better else "More is better."
+    parts = [f"## {scenario.title}", f"![{scenario.title}]({scenario.name}.svg)", better, table(head, rows)]
+    return "\n\n".join([*parts, *(["\n".join(errors)] if errors else [])])
+
+
+def _bars(record: Record) -> str:
+    rows = [
+        [
+            verdict.bar.text,
+            f"{'<=' if verdict.bar.at_most else '>='} {verdict.bar.value:g}",
+            _cell(verdict.figure),
+            _title(record, verdict.beside) if verdict.beside else "",
+            verdict.word,
+        ]
+        for verdict in judge(record)
+    ]
+    return "## What pgqueue is to reach\n\n" + table(["figure", "bar", "measured", "beside", ""], rows)
+
+
+def _peers(record: Record) -> str:
+    rows = [
+        [
+            about["title"],
+            ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items()),
+            *(about[key] for key in ("done", "history", "durability", "more", "less")),
+        ]
+        for about in record.peers.values()
+        if not about.get("reason")
+    ]
+    head = ["peer", "versions", "a job is done when", "history", "durability", "does more", "does less"]
+    absent = [
+        f"- {about['title']}: {_one_line(about['reason'])}" for about in record.peers.values() if about.get("reason")
+    ]
+    parts = ["## What the figures of each peer mean", table(head, rows)]
+    return "\n\n".join([*parts, *(["Not run:", "\n".join(absent)] if absent else [])])
+
+
+def _settings(record: Record) -> str:
+    rows = [[about["title"], f"`{json.dumps(about['settings'])}`"] for about in record.peers.values()]
+    server = "\n".join(f"- {name}: {value}" for name, value in record.about.items())
+    return f"## Settings and machine\n\n{table(['peer', 'settings'], rows)}\n\n{server}"
+
+
+def _measured(record: Record) -> list[Scenario]:
+    order = [*FIRST, *(name for name in SCENARIOS if name not in FIRST)]
+    return [SCENARIOS[name] for name in order if name in record.samples]
+
+
+def _medians(record: Record, scenario: Scenario, measure: Measure) -> dict[str, float]:
+    """The medians of all peers that have one, the best first."""
+    found = {name: record.median(scenario.name, name, measure.key) for name in record.samples[scenario.name]}
+    known = {name: value for name, value in found.items() if value is not None}
+    return dict(sorted(known.items(), key=lambda pair: pair[1], reverse=not measure.less_is_better))
+
+
+def _title(record: Record, name: str) -> str:
+    return str(record.peers.get(name, {}).get("title", name))
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "it was not measured").split())[:300]
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else _number(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

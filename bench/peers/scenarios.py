@@ -1,0 +1,264 @@
+"""What is measured of each peer, and how. Every sample begins on a fresh database, with processes of its own.
+
+- `one`: a process enqueues no-op jobs, one per transaction, after some that are not counted.
+- `bulk`: a process enqueues no-op jobs with the peer's best call for many, after some that are not counted.
+- `drain-1`, `drain-2`: jobs wait; then one or two worker processes are started. Measured is from the moment when every
+  process has begun a job until the peer itself knows all as done, so starting is left out. The jobs counted are those
+  that had not been begun at that moment. From the same sample: WAL, transactions and CPU a job, claim to end.
+- `start`: a worker is idle; a process enqueues 20 jobs a second, one per transaction, at random distances. From the
+  return of the commit to the first line of the handler; a handler that is quicker than the answer counts as 0.
+- `start-loaded`: the same while another process enqueues half of what the peer drains, or enqueues, in this run.
+- `application`: 200 bytes of arguments, 1 ms of waiting in each job, history kept where the peer can, jobs waiting, and
+  a process that enqueues one per transaction beside. Jobs begun a second by one worker process.
+- `idle`: a worker that has worked and has nothing to do.
+- `depth`: the drain of a part of many more jobs. Only with `--full`.
+- `held`: the drain while a snapshot is held that is older than the jobs and than one drain before. Only with `--full`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+import psycopg
+
+from bench.peers.peer import Peer
+from bench.peers.stage import Stage
+from bench.samples import percentile
+
+Values = dict[str, float]
+PATIENCE = 30.0  # seconds without any progress until a sample is given up
+WARM_JOBS = 200
+ONE_JOBS = 3_000
+BULK_MOST = 100_000
+START_RATE = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything a run takes, and what it has found out about this peer so far."""
+
+    scale: float = 1.0
+    found: Mapping[str, float] | None = None
+    """Medians of this peer's samples by `scenario.measure`."""
+
+    def jobs(self, full: int) -> int:
+        return max(50, round(full * self.scale))
+
+    def seconds(self, full: float) -> float:
+        return max(0.5, full * self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One column of a scenario: its key in the samples, its heading, and which side is better."""
+
+    key: str
+    heading: str
+    less_is_better: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One table of the report. Its first measure is the one that ratios are taken of."""
+
+    name: str
+    title: str
+    take: Callable[[Stage, Size], Values]
+    measures: tuple[Measure, ...]
+    history: bool = False
+    full_only: bool = False
+
+
+def one(stage: Stage, size: Size) -> Values:
+    client = stage.client()
+    client.ask(do="one", task="noop", n=size.jobs(WARM_JOBS))
+    found = client.ask(do="one", task="noop", n=size.jobs(min(ONE_JOBS, stage.peer.size)))
+    return {"jobs_s": found["jobs"] / found["seconds"]}
+
+
+def bulk(stage: Stage, size: Size) -> Values:
+    client = stage.client()
+    client.ask(do="many", task="noop", n=size.jobs(WARM_JOBS))
+    found = client.ask(do="many", task="noop", n=size.jobs(min(BULK_MOST, stage.peer.size)))
+    return {"jobs_s": found["jobs"] / found["seconds"]}
+
+
+def drain_1(stage: Stage, size: Size) -> Values:
+    stage.fill("noop", size.jobs(stage.peer.size))
+    return drain(stage, size.jobs(stage.peer.size), 1)
+
+
+def drain_2(stage: Stage, size: Size) -> Values:
+    jobs = size.jobs(2 * stage.peer.size)
+    stage.fill("noop", jobs)
+    return drain(stage, jobs, 2)
+
+
+def drain(stage: Stage, jobs: int, processes: int) -> Values:
+    """Drain all that waits, `jobs`, with so many processes, which end then."""
+    transactions = stage.transactions()
+    stage.work(processes)
+    begun = stage.wait_for(1, PATIENCE, processes)
+    before = stage.counters()
+    counted = jobs - stage.ran().total()
+    stage.wait_for(jobs, PATIENCE, processes)
+    ended = stage.wait_until_done(PATIENCE)
+    after = stage.counters()
+    stage.stop_work()
+    if counted <= 0:  # all were begun before the slowest process was: too few jobs for a rate
+        counted, begun = jobs, begun - 1e-3
+    grown = {name: (after[name] - before[name]) / counted for name in before}
+    return {
+        "jobs_s": counted / (ended - begun),
+        "server_us": 1e6 * grown["server_cpu"],
+        "worker_us": 1e6 * grown["worker_cpu"],
+        **({"wal_bytes": grown["wal"]} if "wal" in grown else {}),
+        **({"transactions": (stage.transactions() - transactions) / jobs} if stage.dsn else {}),
+    }
+
+
+def start(stage: Stage, size: Size) -> Values:
+    return _starts(stage, size, 0.0)
+
+
+def start_loaded(stage: Stage, size: Size) -> Values:
+    found = size.found or {}
+    known = [found[key] for key in ("drain-1.jobs_s", "bulk.jobs_s") if key in found]
+    return _starts(stage, size, min(known) / 2 if known else stage.peer.size / 10)
+
+
+def _starts(stage: Stage, size: Size, load: float) -> Values:
+    """Starts after commits, beside so many jobs a second."""
+    seconds = size.seconds(10.0)
+    stage.work(starts=True)
+    probe = stage.client()
+    probe.ask(do="one", task="noop", n=20)
+    stage.wait_for(20, PATIENCE)
+    stage.wait_until_done(PATIENCE)
+    other = stage.client() if load else None
+    if other is not None:
+        other.say(do="flow", task="noop", rate=load, seconds=seconds + 1.0)
+        stage.wait_for(21, PATIENCE)
+    begun = monotonic()
+    events = probe.ask(do="pace", task="noop", rate=START_RATE, seconds=seconds)["events"]
+    sent = 0 if other is None else other.hear()["jobs"]
+    stage.wait_for(20 + len(events) + sent, PATIENCE)
+    started = {number: at for number, at in stage.starts() if at > begun}
+    waits = [max(0.0, started[number] - at) * 1e3 for number, at in events]
+    values = {f"p{percent}_ms": percentile(waits, percent) for percent in (50, 95, 99)}
+    return {**values, **({"beside_s": load} if load else {})}
+
+
+def application(stage: Stage, size: Size) -> Values:
+    seconds = size.seconds(5.0)
+    waiting = size.jobs(stage.peer.size)
+    stage.fill("application", waiting)
+    producer = stage.client()
+    stage.work()
+    stage.wait_for(1, PATIENCE)
+    producer.say(do="produce", task="application", seconds=seconds)
+    begun, first = monotonic(), stage.ran().total()
+    while (now := monotonic()) - begun < seconds and (ran := stage.ran().total()) < waiting:
+        sleep(0.01)
+    ran = stage.ran().total()
+    produced = producer.hear()
+    return {"jobs_s": (ran - first) / (now - begun), "enqueued_s": produced["jobs"] / produced["seconds"]}
+
+
+def idle(stage: Stage, size: Size) -> Values:
+    seconds = size.seconds(10.0)
+    stage.fill("noop", size.jobs(1_000))
+    stage.work()
+    stage.wait_for(size.jobs(1_000), PATIENCE)
+    stage.wait_until_done(PATIENCE)
+    with stage.lab.without_autovacuum():
+        sleep(size.seconds(3.0))
+        before, ended, begun = stage.counters(), stage.transactions(), monotonic()
+        sleep(seconds)
+        after, passed = stage.counters(), monotonic() - begun
+        ended = stage.transactions() - ended
+    each = {name: (after[name] - before[name]) / passed for name in before}
+    return {
+        **({"transactions_s": ended / passed} if stage.dsn else {}),
+        "rss_mib": sum(worker.rss() for worker in stage.workers),
+        "worker_cpu": 100 * each["worker_cpu"],
+        "server_cpu": 100 * each["server_cpu"],
+    }
+
+
+def depth(stage: Stage, size: Size) -> Values:
+    """The first tenth of a depth of a million, or of what one peer enqueues in a minute."""
+    rate = (size.found or {}).get("bulk.jobs_s", stage.peer.size)
+    waiting = size.jobs(min(1_000_000, round(60 * rate)))
+    part = min(size.jobs(stage.peer.size), waiting // 2)
+    stage.fill("noop", waiting)
+    stage.work()
+    begun = stage.wait_for(1, 2 * PATIENCE)
+    first = stage.ran().total()
+    ended = stage.wait_for(first + part, 2 * PATIENCE)
+    return {"jobs_s": (stage.ran().total() - first) / (ended - begun), "waiting": waiting}
+
+
+def held(stage: Stage, size: Size) -> Values:
+    """A drain, and another one under the same snapshot, which sees all that the first has left behind."""
+    jobs = size.jobs(stage.peer.size)
+    with _snapshot(stage.dsn):
+        stage.fill("noop", jobs)
+        first = drain(stage, jobs, 1)
+        stage.fill("noop", jobs)
+        second = drain(stage, jobs, 1)
+    return {"share": second["jobs_s"] / first["jobs_s"], "jobs_s": second["jobs_s"]}
+
+
+@contextmanager
+def _snapshot(dsn: str) -> Iterator[None]:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        conn.execute("SELECT FROM pg_class LIMIT 1")
+        yield
+        conn.rollback()
+
+
+RATE = Measure("jobs_s", "jobs/s")
+_STARTS = (Measure("p50_ms", "p50 ms", True), Measure("p95_ms", "p95 ms", True), Measure("p99_ms", "p99 ms", True))
+_COSTS = (
+    Measure("wal_bytes", "WAL bytes a job", True),
+    Measure("transactions", "transactions a job", True),
+    Measure("server_us", "server CPU µs a job", True),
+    Measure("worker_us", "worker CPU µs a job", True),
+)
+_IDLE = (
+    Measure("rss_mib", "RSS MiB", True),
+    Measure("transactions_s", "transactions/s", True),
+    Measure("worker_cpu", "worker CPU %", True),
+    Measure("server_cpu", "server CPU %", True),
+)
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("one", "Enqueue one per transaction", one, (RATE,)),
+        Scenario("bulk", "Enqueue many", bulk, (RATE,)),
+        Scenario("drain-1", "Drain of no-op jobs, one worker process", drain_1, (RATE, *_COSTS)),
+        Scenario("drain-2", "Drain of no-op jobs, two worker processes", drain_2, (RATE, *_COSTS)),
+        Scenario("start", "From commit to start, at rest", start, _STARTS),
+        Scenario("start-loaded", "From commit to start, at half load", start_loaded, _STARTS),
+        Scenario(
+            "application",
+            "Like an application: 200 bytes, 1 ms, producers beside, history kept",
+            application,
+            (RATE, Measure("enqueued_s", "enqueued/s beside")),
+            history=True,
+        ),
+        Scenario("idle", "Idle worker", idle, _IDLE),
+        Scenario("depth", "Drain of a part, very many waiting", depth, (RATE,), full_only=True),
+        Scenario("held", "Drain under an old snapshot", held, (Measure("share", "of the first"), RATE), full_only=True),
+    )
+}
+
+
+def applies(scenario: Scenario, peer: Peer) -> bool:
+    """Whether this scenario says anything about this peer: a snapshot is held in PostgreSQL only."""
+    return scenario.name != "held" or peer.server == "postgresql"

@@ -1,0 +1,213 @@
+"""One peer on a fresh database, with its processes; and the servers that the peers of a run share, one at a time.
+
+A peer's database is made once in a run, by the peer's own `setup`. Each sample gets a copy of it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+import psutil
+import psycopg
+
+from bench.peers.child import Child, Died
+from bench.peers.install import Home
+from bench.peers.peer import Peer
+from bench.peers.redis import Redis
+from bench.server import Lab
+
+LOOK_SECONDS = 0.005
+
+
+class Servers:
+    """The PostgreSQL of the run, and a Redis from the first peer on that needs one."""
+
+    def __init__(self, lab: Lab, home: Home, folder: Path) -> None:
+        self.lab = lab
+        self.home = home
+        self._folder = folder
+        self._templates: set[str] = set()
+        self._redis: Redis | None = None
+
+    def close(self) -> None:
+        if self._redis is not None:
+            self._redis.close()
+
+    def redis(self) -> Redis:
+        """Started when it is first asked for."""
+        if self._redis is None:
+            self._redis = Redis(self._folder / "redis")
+        return self._redis
+
+    @contextmanager
+    def stage(self, peer: Peer, *, history: bool = False) -> Iterator[Stage]:
+        """The peer on a fresh database, or on an empty Redis. Its processes end with it."""
+        self.home.require(peer)
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
+            if peer.server == "redis":
+                self.redis().empty()
+                dsn, redis = "", self.redis()
+            else:
+                dsn, redis = stack.enter_context(self.lab.database(self._template(peer, folder))), None
+            stage = Stage(self, peer, dsn, redis, folder, history=history)
+            stack.callback(stage.close)
+            if redis is not None:
+                stage.start("setup").wait()
+            yield stage
+
+    def _template(self, peer: Peer, folder: Path) -> str:
+        name = "peer_" + peer.name.replace("-", "_").replace(" ", "_")
+        if name not in self._templates:
+            with closing(Stage(self, peer, self.lab.make_template(name), None, folder, history=False)) as stage:
+                stage.start("setup").wait()
+            self._templates.add(name)
+        return name
+
+
+class Stage:
+    """One peer, ready to be measured."""
+
+    def __init__(
+        self, servers: Servers, peer: Peer, dsn: str, redis: Redis | None, folder: Path, *, history: bool
+    ) -> None:
+        self.peer = peer
+        self.lab = servers.lab
+        self.dsn = dsn
+        self._redis = redis
+        self._home = servers.home
+        self._folder = folder
+        self._environment = {
+            **servers.home.environment(peer),
+            "BENCH_DSN": dsn,
+            "BENCH_REDIS": redis.url if redis is not None else "",
+            "BENCH_SETTINGS": json.dumps(peer.settings),
+            "BENCH_HISTORY": "1" if history else "0",
+            "BENCH_FOLDER": str(folder),
+        }
+        self._children: list[Child] = []
+        self.workers: list[Child] = []
+
+    def close(self) -> None:
+        for child in self._children:
+            child.end()
+
+    def start(self, role: str, **variables: str) -> Child:
+        """A process of this peer."""
+        log = self._folder / f"{role}-{len(self._children)}.log"
+        environment = {**self._environment, **variables}
+        child = Child(self._home.command(self.peer, role), environment, log, folder=self._folder)
+        self._children.append(child)
+        return child
+
+    def client(self) -> Child:
+        """A process of the application's side that is ready."""
+        client = self.start("client")
+        client.hear()
+        return client
+
+    def work(self, processes: int = 1, *, starts: bool = False) -> None:
+        """Start so many worker processes; with `starts` they write down when each job began."""
+        for number in range(processes):
+            worker = self.start("worker", BENCH_WORKER=str(number), BENCH_STARTS="1" if starts else "0")
+            self.workers.append(worker)
+
+    def stop_work(self) -> None:
+        """End the workers, and forget what they have counted."""
+        for worker in self.workers:
+            worker.end()
+        self.workers.clear()
+        for file in self._folder.glob("count-*"):
+            file.unlink()
+
+    def fill(self, task: str, jobs: int) -> None:
+        """Enqueue so many, from a process that ends then, and let PostgreSQL know how large its tables are."""
+        client = self.client()
+        client.ask(do="many", task=task, n=jobs)
+        client.end()
+        if self.dsn:
+            with psycopg.connect(self.dsn, autocommit=True) as conn:
+                conn.execute("ANALYZE")
+
+    def ran(self) -> Counter[str]:
+        """How many jobs each worker process has begun."""
+        found: Counter[str] = Counter()
+        for file in self._folder.glob("count-*"):
+            if len(content := file.read_bytes()) == 8:  # just made, and still empty, else
+                found[file.name.split("-")[1]] += struct.unpack("<q", content)[0]
+        return +found
+
+    def starts(self) -> list[tuple[int, float]]:
+        """The number of each job that has one, and when it began, by the machine's monotonic clock."""
+        lines = [line for file in self._folder.glob("starts-*") for line in file.read_text().splitlines(keepends=True)]
+        pairs = [line.split() for line in lines if line.endswith("\n")]
+        return [(int(number), float(began)) for number, began in pairs]
+
+    def wait_for(self, jobs: int, patience: float, workers: int = 1) -> float:
+        """Wait until so many jobs were begun, by at least so many worker processes; when it was."""
+        last, deadline = -1, monotonic() + patience
+        while True:
+            found = self.ran()
+            at, total = monotonic(), found.total()
+            if total >= jobs and len(found) >= workers:
+                return at
+            if total > last:
+                last, deadline = total, at + patience
+            if at > deadline:
+                raise Died(f"{total} of {jobs} jobs were begun, and no more within {patience:g} s{self._words()}")
+            for worker in self.workers:
+                worker.check()
+            sleep(LOOK_SECONDS)
+
+    def wait_until_done(self, patience: float) -> float:
+        """Wait until the peer itself knows every job as done; when it was."""
+        deadline = monotonic() + patience
+        while self.unfinished():
+            if monotonic() > deadline:
+                raise Died(f"not every job was known as done within {patience:g} s{self._words()}")
+            sleep(LOOK_SECONDS)
+        return monotonic()
+
+    def unfinished(self) -> bool:
+        """Whether a job is left that is not done, in the peer's own tables or keys."""
+        asked = self.peer.unfinished
+        if isinstance(asked, list):
+            assert self._redis is not None
+            return sum(self._redis.numbers(asked)) > 0
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            row = conn.execute(asked.encode()).fetchone()
+            return bool(row and row[0])
+
+    def server_cpu(self) -> float:
+        """CPU seconds of the server so far."""
+        if self._redis is None:
+            return self.lab.cpu()
+        times = psutil.Process(self._redis.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def worker_cpu(self) -> float:
+        """CPU seconds of the workers so far."""
+        return sum(worker.cpu() for worker in self.workers)
+
+    def counters(self) -> dict[str, float]:
+        """What has grown so far: CPU of both sides, and the WAL of PostgreSQL."""
+        found: dict[str, float] = {"server_cpu": self.server_cpu(), "worker_cpu": self.worker_cpu()}
+        if self.dsn:
+            found["wal"] = self.lab.wal()
+        return found
+
+    def transactions(self) -> float:
+        """How many transactions PostgreSQL has ended so far. A session tells it within a second, or when it ends."""
+        return self.lab.transactions(self.dsn) if self.dsn else 0
+
+    def _words(self) -> str:
+        """The last lines of each worker."""
+        logs = [file.read_text(errors="replace").strip()[-400:] for file in self._folder.glob("worker-*.log")]
+        return "".join(f"\n    {log}" for log in logs if log)

@@ -1,0 +1,253 @@
+"""The comparison with other job queues runs, goes on after an interruption, and says why a peer has no figure."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from bench.peers import command, peer, record, report
+from bench.peers.bars import BARS, Bar, judge
+from bench.peers.command import peers, write_report
+from bench.peers.record import Record
+from bench.peers.scenarios import SCENARIOS, Scenario
+
+ADAPTERS = Path(command.__file__).parent / "adapters"
+BROKEN = """
+[peers.pgqueue]
+title = "pgqueue"
+language = "python"
+adapter = "pgqueue_tasks"
+settings = { concurrency = 10, bulk = 1000 }
+size = 5000
+done = "committed"
+unfinished = "SELECT EXISTS (SELECT FROM pgqueue.job_available) OR EXISTS (SELECT FROM pgqueue.job_running)"
+history = "always"
+durability = "flushed"
+
+[peers.broken]
+title = "Broken"
+language = "python"
+adapter = "there_is_no_such_adapter"
+done = "never"
+history = "none"
+durability = "none"
+
+[peers.absent]
+title = "Absent"
+language = "python"
+adapter = "there_is_no_such_adapter"
+reason = "it needs a machine that there is not"
+done = "never"
+history = "none"
+durability = "none"
+"""
+
+
+@pytest.mark.second
+@pytest.mark.promise("F260")
+def test_a_peer_that_fails_is_listed_and_the_others_are_measured(tmp_path: Path) -> None:
+    table, to = tmp_path / "table.toml", tmp_path / "peers.json"
+    table.write_text(BROKEN, encoding="utf-8")
+    options = ["--quick", "--table", str(table), "--home", str(tmp_path / "home"), "--json", str(to)]
+
+    first = CliRunner().invoke(peers, [*options, "--scenarios", "drain-1"])
+
+    assert first.exit_code == 0, first.output
+    found = record.read(to)
+    drained = found.samples["drain-1"]["pgqueue"]["1"]
+    assert {"jobs_s", "server_us", "worker_us", "wal_bytes", "transactions"} == drained.keys(), drained
+    assert drained["jobs_s"] > 0 and drained["wal_bytes"] > 0
+    assert "ModuleNotFoundError" in (found.error("drain-1", "broken") or ""), "the end of what it wrote is its reason"
+    assert "absent" not in found.samples["drain-1"]
+    assert found.peers["pgqueue"]["versions"]["python"]
+    assert "Absent: it needs a machine that there is not" in first.output
+
+
+@pytest.mark.promise("F260")
+def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = tmp_path / "peers.json"
+    taken: list[tuple[str, str]] = []
+
+    def sample(servers: object, scenario: Scenario, this: peer.Peer, found: Record) -> record.Sample:
+        if len(taken) == 3:
+            raise KeyboardInterrupt
+        taken.append((scenario.name, this.name))
+        return {"jobs_s": 1.0}
+
+    monkeypatch.setattr(command, "_sample", sample)
+    contenders = peer.chosen(peer.read().peers, ["graphile-worker"])
+    wanted = [SCENARIOS["one"], SCENARIOS["bulk"]]
+    found = Record({"rounds": 1, "quick": True}, {name: _about(name) for name in ("pgqueue", "graphile-worker")})
+    servers: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        command._measure(found, servers, contenders, wanted, to)
+
+    taken.clear()
+    command._measure(record.read(to), servers, contenders, wanted, to)
+
+    assert taken == [("bulk", "graphile-worker")]
+    assert all(len(record.read(to).samples[scenario]) == 2 for scenario in ("one", "bulk"))
+
+
+def test_every_peer_is_pinned_and_has_an_adapter() -> None:
+    table = peer.read()
+    assert next(iter(table.peers)) == peer.OURS
+    for this in table.peers.values():
+        if this.reason is not None:
+            continue
+        suffix = {"python": ".py", "node": ".mjs"}[this.language]
+        assert (ADAPTERS / f"{this.adapter}{suffix}").is_file(), this.name
+        assert this.unfinished and this.done and this.history and this.durability, this.name
+        pin = {"python": "==", "node": "@"}[this.language]
+        assert all(pin in package[1:] for package in this.packages), this.name
+        assert this.packages or this.name == peer.OURS
+    assert all("==" in package for package in table.node)
+
+
+def test_a_field_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "table.toml"
+    table.write_text(BROKEN + 'verzion = "1"\n', encoding="utf-8")
+    with pytest.raises(TypeError, match="verzion"):
+        peer.read(table)
+
+
+@pytest.mark.parametrize(("option", "word"), [("--only", "graphile-worker"), ("--scenarios", "drain-1")])
+def test_an_unknown_name_is_a_usage_error_that_names_those_there_are(option: str, word: str) -> None:
+    done = CliRunner().invoke(peers, [option, "drian"])
+    assert done.exit_code == 2
+    assert "drian" in done.output and word in done.output
+
+
+def test_pgqueue_runs_beside_whatever_is_named() -> None:
+    known = peer.read().peers
+    assert [this.name for this in peer.chosen(known, ["graphile-worker"])] == ["pgqueue", "graphile-worker"]
+    assert len(peer.chosen(known, [])) == len(known)
+
+
+def test_peers_take_turns_in_changing_order() -> None:
+    known = peer.chosen(peer.read().peers, ["graphile-worker"])
+    steps = command._steps(2, known, [SCENARIOS["one"]])
+    assert [(this.name, turn) for _, this, turn in steps] == [
+        ("pgqueue", 1),
+        ("graphile-worker", 1),
+        ("graphile-worker", 2),
+        ("pgqueue", 2),
+    ]
+
+
+def _about(name: str, **more: Any) -> dict[str, Any]:
+    fields = {"title": name.title(), "language": "node", "server": "postgresql", "settings": {"a": 1}, "reason": None}
+    texts = {name: "text | with a bar" for name in ("done", "history", "durability", "more", "less")}
+    return {**fields, **texts, "versions": {name: "1.2"}, **more}
+
+
+def _record() -> Record:
+    """pgqueue 100, 300, 200; alpha 200, 100, 100 (its ratios 0.5, 3, 2); beta fails; gamma cannot run."""
+    found = Record(about={"rounds": 3, "machine": "2 CPUs"})
+    found.peers = {
+        "pgqueue": _about("pgqueue", language="python"),
+        "alpha": _about("alpha"),
+        "beta": _about("beta <&>"),
+        "gamma": _about("gamma", reason="it is not in the folder"),
+    }
+    for turn, (ours, other) in enumerate([(100, 200), (300, 100), (200, 100)], 1):
+        found.add("drain-1", "pgqueue", turn, {"jobs_s": ours, "wal_bytes": 850.0})
+        found.add("drain-1", "alpha", turn, {"jobs_s": other, "wal_bytes": 500.0})
+        found.add("drain-1", "beta", turn, {"error": "Died: worker ended\n    with a traceback"})
+        found.add("application", "pgqueue", turn, {"jobs_s": 10.0 * turn, "enqueued_s": 5.0})
+        found.add("start", "pgqueue", turn, {"p50_ms": 1.5, "p95_ms": 2.0, "p99_ms": 3.0})
+        found.add("start", "alpha", turn, {"p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0})
+    return found
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own() -> None:
+    found = _record()
+    assert found.ratio("drain-1", "jobs_s", "pgqueue", "alpha") == 2
+    assert found.ratio("drain-1", "jobs_s", "pgqueue", "beta") is None
+    assert found.medians("pgqueue")["drain-1.jobs_s"] == 200
+
+
+def test_the_page_leads_with_the_row_like_an_application() -> None:
+    page = report.markdown(_record())
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert headings[0].startswith("## Like an application") and headings[1].startswith("## Drain of no-op jobs")
+    assert "| Pgqueue | 200 | 850 |  |" in page and "| Alpha | 100 | 500 | 2 |" in page
+    assert "Beta <&> has no figure here: Died: worker ended with a traceback" in page
+    assert "- Gamma: it is not in the folder" in page
+    assert "text / with a bar" in page, "a bar would end the cell"
+
+
+def test_a_quick_run_says_that_its_figures_mean_nothing() -> None:
+    found = _record()
+    assert "mean nothing" not in report.markdown(found)
+    found.about["quick"] = True
+    assert "mean nothing" in report.markdown(found)
+
+
+def test_a_chart_has_a_bar_for_each_peer_with_a_figure_the_best_on_top() -> None:
+    found = _record()
+    found.add("drain-1", "beta", 4, {"jobs_s": 50.0})
+    root = ElementTree.fromstring(report.chart(found, SCENARIOS["drain-1"]))
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")][1:]
+    assert texts == ["Pgqueue", "200", "Alpha", "100", "Beta <&>", "50"]
+    started = ElementTree.fromstring(report.chart(found, SCENARIOS["start"]))
+    assert [text.text for text in started.iter("{http://www.w3.org/2000/svg}text")][1::2] == ["Alpha", "Pgqueue"]
+
+
+def test_bars_are_judged_beside_the_peer_that_is_best() -> None:
+    verdicts = {(verdict.bar.scenario, verdict.bar.measure): verdict for verdict in judge(_record())}
+    assert (verdicts["drain-1", "wal_bytes"].figure, verdicts["drain-1", "wal_bytes"].word) == (850, "met")
+    assert verdicts["bulk", "jobs_s"].word == "not measured"
+    best = judge(_record(), [Bar("t", "drain-1", "jobs_s", 2.5, lambda name, about: True)])[0]
+    assert (best.figure, best.beside, best.word) == (2, "alpha", "MISSED")
+    slow = judge(_record(), [Bar("t", "start", "p50_ms", 1.05, lambda name, about: True, at_most=True)])[0]
+    assert (slow.figure, slow.word) == (1.5, "MISSED")
+
+
+def test_every_bar_is_of_a_measure_that_there_is() -> None:
+    for bar in BARS:
+        assert bar.measure in {measure.key for measure in SCENARIOS[bar.scenario].measures}, bar
+
+
+def test_the_report_writes_a_page_its_charts_and_the_record(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    _record().write(file)
+
+    done = CliRunner().invoke(write_report, [str(file), "--to", str(tmp_path / "to")])
+
+    assert done.exit_code == 0, done.output
+    written = {path.name for path in (tmp_path / "to").iterdir()}
+    assert written == {"peers.md", "peers.json", "application.svg", "drain-1.svg", "start.svg"}
+    page = (tmp_path / "to" / "peers.md").read_text(encoding="utf-8")
+    assert all(f"({name})" in page for name in written if name.endswith(".svg"))
+    assert json.loads(file.read_text()) == json.loads((tmp_path / "to" / "peers.json").read_text())
+
+
+def test_a_run_is_not_gone_on_with_when_it_was_made_of_something_else(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    about: dict[str, object] = {
+        "server": "PostgreSQL 18",
+        "settings": {},
+        "python": "3",
+        "pgqueue": "1",
+        "commit": "a",
+        "machine": "m",
+    }
+    about |= {"rounds": 3, "quick": False}
+    Record(about=about).write(file)
+    assert command._begin(file, about, resume=True).about == about
+    assert command._begin(file, {**about, "commit": "b"}, resume=False).samples == {}
+    with pytest.raises(Exception, match="begin a new run"):
+        command._begin(file, {**about, "commit": "b"}, resume=True)
+
+
+def test_the_table_has_no_address_and_no_path_of_a_machine() -> None:
+    text = peer.TABLE.read_text(encoding="utf-8")
+    assert tomllib.loads(text)
+    assert "://" not in text and "/home" not in text and "/root" not in text
