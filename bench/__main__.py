@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -158,7 +159,8 @@ COMMANDS = {"peers": peers, "report": write_report}
 
 
 def run(arguments: list[str]) -> None:
-    """A command by its name, else scenarios."""
+    """A command by its name, else scenarios. SIGTERM ends it as Ctrl-C does, so that no server and no worker is left."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = COMMANDS.get(arguments[0]) if arguments else None
     if command is None:
         main(arguments, prog_name="python -m bench")

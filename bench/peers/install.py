@@ -10,14 +10,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.peers.peer import OURS, Peer, Table
 from pgqueue import distribution
 
 ROOT = Path(__file__).parent.parent.parent
 MARK = "installed.json"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class NotInstalled(Exception):
@@ -41,6 +43,8 @@ class Home:
         """Put this peer there. NotInstalled says what is missing, or what the installer has said."""
         if peer.reason is not None or not peer.packages:
             return
+        if peer.server == "redis" and shutil.which("redis-server") is None:
+            _install_debian("redis-server", say)
         if self._is_there(peer.name, peer.packages):
             return say(f"{peer.name}: is there")
         say(f"{peer.name}: {' '.join(peer.packages)}")
@@ -149,8 +153,18 @@ def _interpreter(least: str) -> str:
     return found
 
 
-def _run(command: list[str], folder: Path | None = None) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def _install_debian(package: str, say: Callable[[str], None]) -> None:
+    """Have Debian put this package on the machine, without starting its service."""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        raise NotInstalled(f"it needs {package}, which only root can have Debian install")
+    say(f"{package}: of Debian")
+    command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
+    _run(command, variables={"RUNLEVEL": "1", "DEBIAN_FRONTEND": "noninteractive"})
+
+
+def _run(command: list[str], folder: Path | None = None, variables: Mapping[str, str] = NOTHING) -> None:
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotInstalled(f"{' '.join(command[:6])} …: {(done.stderr or done.stdout).strip()[-500:]}")
 

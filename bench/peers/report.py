@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.peers.bars import judge
 from bench.peers.peer import OURS
 from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS, Measure, Scenario
+from bench.peers.scenarios import SCENARIOS, WITH_START, Measure, Scenario
 
 FIRST = ("application", "drain-1", "drain-2")
 PAGE = "peers.md"
@@ -92,14 +92,19 @@ def _section(record: Record, scenario: Scenario) -> str:
         for name in found
     ]
     head = ["peer", *(measure.heading for measure in measures), f"pgqueue's {first.heading} over it"]
-    errors = [
+    notes = [
         f"- {_title(record, name)} has no figure here: {_one_line(record.error(scenario.name, name))}"
         for name in record.samples[scenario.name]
         if name not in found
     ]
+    notes += [
+        f"- Starting its processes is in the figure of {_title(record, name)}: its jobs were too few for another."
+        for name in found
+        if record.values(scenario.name, name, WITH_START)
+    ]
     better = "Less is better." if first.less_is_better else "More is better."
     parts = [f"## {scenario.title}", f"![{scenario.title}]({scenario.name}.svg)", better, table(head, rows)]
-    return "\n\n".join([*parts, *(["\n".join(errors)] if errors else [])])
+    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
 
 
 def _bars(record: Record) -> str:

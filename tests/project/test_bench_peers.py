@@ -15,7 +15,7 @@ from bench.peers import command, peer, record, report
 from bench.peers.bars import BARS, Bar, judge
 from bench.peers.command import peers, write_report
 from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS, Scenario
+from bench.peers.scenarios import SCENARIOS, WITH_START, Scenario
 
 ADAPTERS = Path(command.__file__).parent / "adapters"
 BROKEN = """
@@ -61,7 +61,7 @@ def test_a_peer_that_fails_is_listed_and_the_others_are_measured(tmp_path: Path)
     assert first.exit_code == 0, first.output
     found = record.read(to)
     drained = found.samples["drain-1"]["pgqueue"]["1"]
-    assert {"jobs_s", "server_us", "worker_us", "wal_bytes", "transactions"} == drained.keys(), drained
+    assert drained.keys() - {WITH_START} == {"jobs_s", "server_us", "worker_us", "wal_bytes", "transactions"}, drained
     assert drained["jobs_s"] > 0 and drained["wal_bytes"] > 0
     assert "ModuleNotFoundError" in (found.error("drain-1", "broken") or ""), "the end of what it wrote is its reason"
     assert "absent" not in found.samples["drain-1"]
@@ -179,6 +179,10 @@ def test_the_page_leads_with_the_row_like_an_application() -> None:
     assert headings[0].startswith("## Like an application") and headings[1].startswith("## Drain of no-op jobs")
     assert "| Pgqueue | 200 | 850 |  |" in page and "| Alpha | 100 | 500 | 2 |" in page
     assert "Beta <&> has no figure here: Died: worker ended with a traceback" in page
+    assert "Starting its processes" not in page
+    found = _record()
+    found.add("drain-1", "alpha", 4, {"jobs_s": 1.0, WITH_START: 1.0})
+    assert "Starting its processes is in the figure of Alpha" in report.markdown(found)
     assert "- Gamma: it is not in the folder" in page
     assert "text / with a bar" in page, "a bar would end the cell"
 

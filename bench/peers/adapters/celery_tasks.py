@@ -1,0 +1,55 @@
+"""Celery on Redis."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery import Celery
+
+from bench.peers.adapters import handler
+from bench.peers.adapters.handler import HISTORY, REDIS, SETTINGS
+
+app = Celery("bench", broker=REDIS, backend=REDIS if HISTORY else None)
+app.conf.update(
+    task_default_queue="bench",
+    task_ignore_result=not HISTORY,
+    worker_prefetch_multiplier=SETTINGS.get("prefetch", 4),
+    broker_connection_retry_on_startup=True,
+)
+
+
+def noop(number: int) -> None:
+    handler.ran(number)
+
+
+def application(number: int, text: str) -> None:
+    handler.ran(number)
+    time.sleep(handler.WORK_SECONDS)
+
+
+TASKS = {fn.__name__: app.task(name=fn.__name__)(fn) for fn in (noop, application)}
+
+
+class Peer:
+    def setup(self) -> None:
+        """There is nothing to set up."""
+
+    def open(self) -> None:
+        """The connection is made with the first job."""
+
+    def close(self) -> None:
+        app.close()
+
+    def one(self, task: str, job: dict[str, Any]) -> None:
+        TASKS[task].apply_async(kwargs=job)
+
+    def many(self, task: str, jobs: list[dict[str, Any]]) -> None:
+        with app.producer_or_acquire() as producer:
+            for job in jobs:
+                TASKS[task].apply_async(kwargs=job, producer=producer)
+
+    def work(self) -> None:
+        options = ["--pool", "prefork", "--concurrency", str(SETTINGS["concurrency"]), "--loglevel", "WARNING"]
+        alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        handler.become("celery", "-A", __name__, "worker", *options, *alone)
