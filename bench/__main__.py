@@ -159,7 +159,7 @@ COMMANDS = {"peers": peers, "report": write_report}
 
 
 def run(arguments: list[str]) -> None:
-    """A command by its name, else scenarios. SIGTERM ends it as Ctrl-C does, so that no server and no worker is left."""
+    """A command by its name, else scenarios. SIGTERM ends it as Ctrl-C does: no server and no worker is left."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     command = COMMANDS.get(arguments[0]) if arguments else None
     if command is None:

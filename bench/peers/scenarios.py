@@ -104,12 +104,12 @@ def drain(stage: Stage, jobs: int, processes: int) -> Values:
     """Drain all that waits, `jobs`, with so many processes, which end then."""
     transactions, started, at_start = stage.transactions(), monotonic(), stage.counters()
     stage.work(processes)
-    begun = stage.wait_for(1, PATIENCE, processes)
+    begun = stage.wait_for_each(processes, jobs, PATIENCE)
     before = stage.counters()
     counted = jobs - stage.ran().total()
     if too_few := counted < jobs / 2:
         counted, begun, before = jobs, started, at_start
-    stage.wait_for(jobs, PATIENCE, processes)
+    stage.wait_for(jobs, PATIENCE)
     ended = stage.wait_until_done(PATIENCE)
     after = stage.counters()
     stage.stop_work()

@@ -9,7 +9,7 @@ import json
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -150,18 +150,25 @@ class Stage:
         pairs = [line.split() for line in lines if line.endswith("\n")]
         return [(int(number), float(began)) for number, began in pairs]
 
-    def wait_for(self, jobs: int, patience: float, workers: int = 1) -> float:
-        """Wait until so many jobs were begun, by at least so many worker processes; when it was."""
+    def wait_for(self, jobs: int, patience: float) -> float:
+        """Wait until so many jobs were begun; when it was."""
+        return self._wait(lambda ran: ran.total() >= jobs, f"of {jobs}", patience)
+
+    def wait_for_each(self, workers: int, jobs: int, patience: float) -> float:
+        """Wait until so many worker processes have begun a job each, or all the jobs were begun; when it was."""
+        return self._wait(lambda ran: len(ran) >= workers or ran.total() >= jobs, f"of {jobs}", patience)
+
+    def _wait(self, is_so: Callable[[Counter[str]], bool], of: str, patience: float) -> float:
         last, deadline = -1, monotonic() + patience
         while True:
             found = self.ran()
             at, total = monotonic(), found.total()
-            if total >= jobs and len(found) >= workers:
+            if is_so(found):
                 return at
             if total > last:
                 last, deadline = total, at + patience
             if at > deadline:
-                raise Died(f"{total} of {jobs} jobs were begun, and no more within {patience:g} s{self._words()}")
+                raise Died(f"{total} {of} jobs were begun, and no more within {patience:g} s{self._words()}")
             for worker in self.workers:
                 worker.check()
             sleep(LOOK_SECONDS)
