@@ -34,7 +34,7 @@ from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.client.registry import declared_tasks
 from pgqueue.client.schedules import spec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
-from pgqueue.jobs.codec import Codec, json_object, keywords_only
+from pgqueue.jobs.codec import Codec, check_result, json_object, keywords_only
 from pgqueue.jobs.concurrency import (
     Limit,
     Limiting,
@@ -48,7 +48,7 @@ from pgqueue.jobs.concurrency import (
     rates_of,
 )
 from pgqueue.jobs.cron import Cron, Every, check_when
-from pgqueue.jobs.functions import check_function, default_name, hidden_body
+from pgqueue.jobs.functions import check_function, check_wrapper, default_name, hidden_body
 from pgqueue.jobs.headers import with_timeout, with_waits
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, for_one_job
@@ -479,7 +479,11 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
     if isinstance(aliases, str):
         raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
     retry = options.get("retry")
+    check_wrapper(fn, name)
     codec = Codec.of(fn, name)
+    store_result = flag(options.get("store_result", True), f"task {name!r}: store_result")
+    if store_result:
+        check_result(name, fn)
     lock, limit, unique = options.get("lock"), options.get("limit"), options.get("unique")
     new: Task[..., Any] = Task(
         name=name,
@@ -496,7 +500,7 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         timeout=positive(options.get("timeout"), f"task {name!r}: timeout"),
         deadline=positive(options.get("deadline"), f"task {name!r}: deadline"),
         transactional=_transactional(options.get("transactional", False), name),
-        store_result=flag(options.get("store_result", True), f"task {name!r}: store_result"),
+        store_result=store_result,
         on_lost_lease=choice(
             options.get("on_lost_lease", "keep" if lock is None and limit is None else "cancel"),
             f"task {name!r}: on_lost_lease",

@@ -29,7 +29,7 @@ import msgspec
 from msgspec import inspect as nodes
 
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.stand_ins import ACCEPTS, TEXTS, Form, form_of, is_model
+from pgqueue.jobs.stand_ins import ACCEPTS, TEXTS, Form, form_of, is_model, unwritten
 
 Check = Callable[[Any], str]
 """Returns "" for a value that fits, else the complaint, which begins with the path to the unfit part."""
@@ -142,6 +142,7 @@ def _record(node: Any, survey: _Survey) -> Kind:
     fields: dict[str, Kind] = {}
     cls = typing.get_origin(node.cls) or node.cls  # a generic class has arguments, its objects do not
     name = cls.__qualname__
+    _check_written(cls)
     if isinstance(node, nodes.TypedDictType):
         kind = Kind(name, partial(_check_typed_dict, name, fields, {f.name for f in node.fields if f.required}))
     else:
@@ -161,6 +162,7 @@ def _formed(cls: type, form: Form, survey: _Survey) -> Kind:
         return Kind(form.cls.__qualname__, partial(_check_instance, form.cls.__qualname__, form.cls))
     fields: dict[str, Kind] = {}
     name = form.cls.__qualname__
+    _check_written(form.cls)
     if form.kind == "dict":
         kind = Kind(name, partial(_check_typed_dict, name, fields, set(form.required)))
     else:
@@ -168,6 +170,14 @@ def _formed(cls: type, form: Form, survey: _Survey) -> Kind:
     survey.classes[id(cls)] = kind
     fields.update((part, _of(each, survey)) for part, each in form.parts.items())
     return kind
+
+
+def _check_written(cls: type) -> None:
+    if (field := unwritten(cls)) is not None:
+        raise TypeError(
+            f"{cls.__qualname__}.{field} is not written, as its name begins with an underscore, and without it no "
+            f"{cls.__qualname__} is made. Give it a default, or another name"
+        )
 
 
 def _union(kinds: list[Kind]) -> Kind:
@@ -400,6 +410,11 @@ def resolved(task: str, fn: Callable[..., Any], parameters: list[inspect.Paramet
                 f"resolved when the program runs ({error}). Define or import it at the top of the module, "
                 "not in a function or under TYPE_CHECKING"
             ) from error
+
+
+def returned(fn: Callable[..., Any]) -> Any:
+    """The annotation of what it returns, resolved; raises whatever that raises."""
+    return _evaluated(fn, inspect.signature(fn).return_annotation)
 
 
 def _evaluated(fn: Callable[..., Any], annotation: Any) -> Any:

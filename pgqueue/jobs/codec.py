@@ -34,7 +34,7 @@ from pgqueue.errors import InvalidArguments, InvalidOption, PayloadTooLarge
 from pgqueue.jobs import annotations as signatures
 from pgqueue.jobs.annotations import Kind, Surveyed, check_plain, listed, surveyed, unfit
 from pgqueue.jobs.fields import OF_USING
-from pgqueue.jobs.losses import is_plain, loss
+from pgqueue.jobs.losses import is_plain, loss, never_written
 from pgqueue.jobs.round_trip import difference
 from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
@@ -52,6 +52,10 @@ _SAID = (
 """What msgspec says of JSON that does not fit, and what we say."""
 _NO = re.compile(r"there is no '(.*)'")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+INJECTED = (
+    ". If a decorator around the function gives this argument, it is no argument of the job: let the wrapper have a "
+    "`__signature__` without it"
+)
 _TOO_DEEP = ": nested too deeply, or contains itself"
 _LATE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _TIMES = (datetime, date, time)  # in a tuple: what freezes the clock in tests replaces the names, not what is here
@@ -111,7 +115,8 @@ class Codec:
         name = task or str(getattr(fn, "__qualname__", fn))
         parameters = signatures.parameters(name, fn)
         wants_job = signatures.wants_job(fn, parameters)
-        return _build(name, wants_job, tuple(signatures.resolved(name, fn, parameters[wants_job:])))
+        injected = INJECTED if hasattr(fn, "__wrapped__") else ""
+        return _build(name, wants_job, tuple(signatures.resolved(name, fn, parameters[wants_job:])), injected)
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the JSON object for a call with these arguments.
@@ -298,6 +303,21 @@ class Codec:
         return UnfitArguments(f"task {self.task!r}: the stored arguments do not fit{where}: {what}{hint}")
 
 
+def check_result(task: str, fn: Callable[..., Any]) -> None:
+    """Raise InvalidOption if the annotation of what the function returns shows that a part of it cannot be stored.
+
+    An annotation that cannot be resolved shows nothing: the value is looked at when the handler has returned it.
+    """
+    try:
+        annotation = signatures.returned(fn)
+    except Exception:  # a text may raise anything
+        return
+    if why := never_written(annotation):
+        raise InvalidOption(
+            f"task {task!r}, what it returns: {why}. Return a value without it, or declare store_result=False"
+        )
+
+
 def keywords_only(task: str) -> Codec:
     """Return the codec of a task whose function is not known here: any keywords, with plain JSON values.
 
@@ -330,10 +350,10 @@ def json_object(values: Mapping[str, Any], what: str) -> str:
 # -- Declaration: a signature becomes kinds and a decoder ------------------------------------------------------------
 
 
-def _build(task: str, wants_job: bool, parameters: tuple[inspect.Parameter, ...]) -> Codec:
+def _build(task: str, wants_job: bool, parameters: tuple[inspect.Parameter, ...], injected: str) -> Codec:
     rest = next((p for p in parameters if p.kind is p.VAR_KEYWORD), None)
     named = tuple(p for p in parameters if p is not rest)
-    surveys = {("**" if p is rest else p.name): _survey(task, p) for p in parameters}
+    surveys = {("**" if p is rest else p.name): _survey(task, p, injected) for p in parameters}
     kinds = {name: survey.kind for name, survey in surveys.items()}
     struct = _struct(task, named, surveys)
     keywords = None if rest is None else dict.__class_getitem__((str, surveys["**"].stored))
@@ -355,14 +375,16 @@ def _build(task: str, wants_job: bool, parameters: tuple[inspect.Parameter, ...]
     )
 
 
-def _survey(task: str, parameter: inspect.Parameter) -> Surveyed:
+def _survey(task: str, parameter: inspect.Parameter, injected: str) -> Surveyed:
     try:
         stored = readable(_stored(parameter))
         msgspec.json.Decoder(stored, dec_hook=from_json)
         return surveyed(stored)
     except (TypeError, ValueError, NameError, AttributeError, NotImplementedError) as error:
         shown = inspect.formatannotation(parameter.annotation)
-        raise InvalidOption(f"task {task!r}, parameter {parameter.name}: {shown} cannot be stored: {error}") from error
+        raise InvalidOption(
+            f"task {task!r}, parameter {parameter.name}: {shown} cannot be stored: {error}{injected}"
+        ) from error
 
 
 def _struct(task: str, parameters: Iterable[inspect.Parameter], surveys: Mapping[str, Surveyed]) -> Any:

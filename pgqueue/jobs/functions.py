@@ -36,6 +36,24 @@ def check_function(fn: Callable[..., Any]) -> None:
         )
 
 
+def check_wrapper(fn: Callable[..., Any], task: str) -> None:
+    """A decorator around the function may give it an argument. Then the wrapper does not take what the function takes,
+    which is what a job would have. A wrapper with `*args, **kwargs` takes all: nothing is seen of it here."""
+    if not hasattr(fn, "__wrapped__") or hasattr(fn, "__signature__"):
+        return
+    taken, wanted = inspect.signature(fn, follow_wrapped=False), inspect.signature(fn)
+    given = wanted.parameters.values()
+    by_place = [each for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    by_name = [each.name for each in given if each.kind is each.KEYWORD_ONLY]
+    try:
+        taken.bind(*by_place, **dict.fromkeys(by_name))
+    except TypeError as error:
+        raise InvalidOption(
+            f"task {task!r}: the decorator around it takes {taken}, and the function {wanted}: {error}. If the "
+            "decorator gives an argument, let its wrapper have a `__signature__` without that"
+        ) from None
+
+
 def check_answers(function: Callable[..., Any], what: str) -> None:
     """A function of an option is called for its answer: it is no async function, and no generator."""
     inner: Any = function.func if isinstance(function, partial) else function

@@ -10,22 +10,80 @@ A model's own serializer writes the model. A part of it is kept if reading the J
 from __future__ import annotations
 
 import reprlib
+import typing
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from pgqueue.jobs.annotations import unfit
 from pgqueue.jobs.round_trip import CHANGED, difference
-from pgqueue.jobs.stand_ins import field_names, is_model, read_model
+from pgqueue.jobs.stand_ins import field_names, is_model, read_model, unwritten
 
 LEFT_OUT = ": would not be in the JSON; its class leaves it out there"
 _PLAIN = frozenset((str, int, bool, NoneType, float))
 
 Form = Callable[[Any], Any]
 """Makes plain values of any value, in the form of results."""
+
+
+def never_written(annotation: Any) -> str:
+    """What no value of this annotation would have in its JSON: the path to a field of a class in it, and the complaint.
+    "" if the annotation shows nothing."""
+    return _never_written(annotation, set())
+
+
+def _never_written(annotation: Any, seen: set[type]) -> str:
+    if why := next(filter(None, (_never_written(each, seen) for each in typing.get_args(annotation))), ""):
+        return why
+    cls = typing.get_origin(annotation) or annotation
+    if not isinstance(cls, type) or cls in seen:
+        return ""
+    seen.add(cls)
+    fields: dict[str, Any]
+    if is_model(cls):
+        own: dict[str, Any] = {} if _has_own_form(cls) else cast("Any", cls).model_fields
+        fields = {name: each.annotation for name, each in own.items()}
+        for name, each in own.items():
+            if each.exclude and each.is_required():
+                return f"{cls.__qualname__}.{name}{LEFT_OUT}"
+            if _is_secret(each.annotation) and not _has_serializer(cls, name, each):
+                return f"{cls.__qualname__}.{name}: is hidden in the JSON, as it is a secret"
+    else:
+        if (private := unwritten(cls)) is not None:
+            return f"{cls.__qualname__}.{private}{LEFT_OUT}"
+        fields = _hints(cls) if field_names(cls) is not None else {}
+    return next(filter(None, (_never_written(each, seen) for each in fields.values())), "")
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The annotations of its fields; none if one of them cannot be resolved: then nothing is shown."""
+    try:
+        return typing.get_type_hints(cls)
+    except Exception:  # a text may raise anything
+        return {}
+
+
+def _has_own_form(cls: Any) -> bool:
+    """Whether a model writes itself as its author says."""
+    return bool(cls.__pydantic_decorators__.model_serializers or cls.model_config.get("json_encoders"))
+
+
+def _has_serializer(cls: Any, name: str, field: Any) -> bool:
+    """Whether a field of a model is written as its author says."""
+    declared = cls.__pydantic_decorators__.field_serializers.values()
+    named = any(name in each.info.fields or "*" in each.info.fields for each in declared)
+    return named or any("Serializer" in type(each).__name__ for each in field.metadata)
+
+
+def _is_secret(annotation: Any) -> bool:
+    """Whether the text of the values has nothing of them, as pydantic's SecretStr."""
+    inner = typing.get_args(annotation)
+    if inner:
+        return any(map(_is_secret, inner))
+    return isinstance(annotation, type) and hasattr(annotation, "get_secret_value")
 
 
 def is_plain(value: object) -> bool:

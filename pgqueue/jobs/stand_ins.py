@@ -21,6 +21,7 @@ from __future__ import annotations
 import abc
 import collections.abc
 import dataclasses
+import inspect
 import ipaddress
 import pathlib
 import types
@@ -429,6 +430,17 @@ def _arguments(cls: Any) -> dict[str, str]:
     if hasattr(cls, "__attrs_attrs__"):
         return {each.name: getattr(each, "alias", each.name.lstrip("_")) for each in cls.__attrs_attrs__ if each.init}
     return {name: name for name in (list(_hints(cls)) if issubclass(cls, dict) else field_names(cls) or [])}
+
+
+def unwritten(cls: Any) -> str | None:
+    """The field of an attrs class without which it cannot be made, and that is not in its JSON; None if there is none.
+
+    Msgspec leaves out the fields of attrs whose names begin with an underscore."""
+    hidden = [each for each in getattr(cls, "__attrs_attrs__", ()) if each.init and each.name.startswith("_")]
+    given = inspect.signature(cls).parameters if hidden else {}
+    called = _arguments(cls)
+    needed = (each.name for each in hidden if given[called[each.name]].default is inspect.Parameter.empty)
+    return next(needed, None)
 
 
 def _is_required(cls: Any, name: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psycopg
 import pytest
 
@@ -92,6 +94,79 @@ def test_a_decorator_that_hides_a_body_is_named_at_declaration(
     task(name="hidden")(passing(fn))
     [record] = caplog.records
     assert record.getMessage().startswith(f"task hidden: a decorator hides that {says}.")
+
+
+class Session:
+    """What a decorator gives."""
+
+
+def with_session(db, customer: int, *, note: str = "") -> int:  # type: ignore[no-untyped-def]
+    return customer
+
+
+def with_typed_session(db: Session, customer: int) -> int:
+    return customer
+
+
+def injects(fn: Callable[..., Any], *, signed: bool) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(Session(), *args, **kwargs)
+
+    if signed:
+        whole = inspect.signature(fn)
+        vars(wrapper)["__signature__"] = whole.replace(parameters=list(whole.parameters.values())[1:])
+    return wrapper
+
+
+def injects_into_one(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapper(customer: int) -> Any:
+        return fn(Session(), customer)
+
+    return wrapper
+
+
+@pytest.mark.promise("F224")
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (
+            injects_into_one(with_session),
+            r"the decorator around it takes \(customer: .*, and the function \(db, customer",
+        ),
+        (
+            injects_into_one(with_typed_session),
+            r"the decorator around it takes \(customer: .*, and the function \(db: .*Session",
+        ),
+        (
+            injects(with_typed_session, signed=False),
+            r"parameter db: .*Session cannot be stored: .*`__signature__` without it",
+        ),
+    ],
+)
+def test_an_argument_that_a_decorator_gives_is_no_argument_of_the_job(fn: Callable[..., Any], says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        task(name="injected")(fn)
+
+
+@pytest.mark.promise("F224")
+@pytest.mark.parametrize("fn", [with_typed_session, with_session])
+def test_a_wrapper_may_say_what_it_takes(fn: Callable[..., Any]) -> None:
+    made = task(name="signed")(injects(fn, signed=True))
+    assert made.new(7).args == '{"customer":7}' and made(7) == 7
+
+
+@pytest.mark.promise("F224")
+def test_a_private_field_of_attrs_is_no_part_of_an_argument() -> None:
+    private = attrs.make_class("Private", {"_only": attrs.field(type=int)})
+
+    def takes(given: object) -> None: ...
+
+    for annotation in (private, list[private], dict[str, private | None]):  # type: ignore[valid-type]
+        takes.__annotations__["given"] = annotation
+        with pytest.raises(InvalidOption, match=r"Private\._only is not written"):
+            task(name="private")(takes)
 
 
 def test_a_decorator_that_hides_nothing_is_not_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import attrs
 import msgspec
 import psycopg
 import pydantic
@@ -304,7 +305,6 @@ def test_a_result_need_not_come_back_as_an_equal_value(value: Any, stored: Any) 
 
 @pytest.mark.promise("F223")
 def test_a_field_that_attrs_leaves_out() -> None:
-    attrs: Any = pytest.importorskip("attrs")
     hidden = attrs.make_class("Hidden", {"_only": attrs.field(default=0), "a": attrs.field(default=1)})
     made_fresh = attrs.make_class("Fresh", {"_seen": attrs.field(factory=list, init=False)})
     with pytest.raises(UnfitResult, match=r"\._only: would not be in the JSON"):
