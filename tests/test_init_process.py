@@ -45,8 +45,8 @@ __all__ = ["app_dsn"]
 HEAD = "import os, signal, subprocess, sys, time; from pgqueue import init_process; "
 FORKED = f"{HEAD}init_process.fork_if_first(); "
 HEARS = (
-    FORKED + "[signal.signal(n, lambda n, _: print(n, flush=True)) for n in {}]; print('hears', flush=True)\n"
-    "while True: signal.pause()"
+    FORKED + "signal.pthread_sigmask(signal.SIG_BLOCK, {0}); print('hears', flush=True)\n"
+    "while True: print(int(signal.sigwait({0})), flush=True)"  # a handler may come just before a `pause`, unseen
 )
 ON_TERMINAL = """
 import fcntl, os, sys, termios
