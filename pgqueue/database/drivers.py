@@ -74,10 +74,10 @@ def run(conn: object, statement: Statement[R]) -> R:
 
 async def arun(conn: object, statement: Statement[R]) -> R:
     """`run` for async connections, and for Django, in the thread of Django's async methods (`acreate`)."""
-    execute = _find(conn, _ASYNC, _SYNC)
-    if execute is _django_async:
+    if is_django(conn):
         answer: R = await _in_thread_of_django(run, conn, statement)
         return answer
+    execute = _find(conn, _ASYNC, _SYNC)
     try:
         rows = await execute(conn, statement.sql, statement.params)
     except Exception as error:
@@ -151,7 +151,7 @@ def _prepared(options: dict[str, Any], connect: Callable[..., Any]) -> dict[str,
 def is_django(conn: object) -> bool:
     """Whether this is a connection of Django, or its alias."""
     cls: Any = conn.__class__
-    return _ASYNC.get(_kind(cls) or "") is _django_async
+    return _kind(cls) in _DJANGO
 
 
 def check_connection(conn: object) -> None:
@@ -354,11 +354,6 @@ def _of_alias(alias: str) -> Any:
     return connections[alias]
 
 
-async def _django_async(conn: Any, sql: str, params: Params) -> list[Row]:
-    """Stands in the table only: `arun` sends a statement as a whole in the thread of the connection."""
-    raise NotImplementedError
-
-
 async def _in_thread_of_django(call: Callable[..., Any], conn: Any, *args: Any) -> Any:
     """Call this with the connection of the thread that has those of the async ORM.
 
@@ -406,6 +401,7 @@ _SYNC: dict[str, Run] = {
     "django.ConnectionProxy": _django,
     "builtins.str": _django_alias,
 }
+_DJANGO = frozenset(("django.BaseDatabaseWrapper", "django.ConnectionProxy", "builtins.str"))
 _ASYNC: dict[str, ARun] = {
     "psycopg.AsyncConnection": _psycopg_async,
     "psycopg.AsyncCursor": _psycopg_async_cursor,
@@ -414,7 +410,4 @@ _ASYNC: dict[str, ARun] = {
     "sqlalchemy.AsyncConnection": _sqlalchemy_async,
     "sqlalchemy.AsyncSession": _sqlalchemy_async_session,
     "sqlalchemy.async_scoped_session": _sqlalchemy_async_session,
-    "django.BaseDatabaseWrapper": _django_async,
-    "django.ConnectionProxy": _django_async,
-    "builtins.str": _django_async,
 }

@@ -80,9 +80,7 @@ class Gate:
             return OPERATOR
         if isinstance(auth, Secrets):
             if visitor.bearer is not None:
-                return rights_of_role(
-                    auth.role_of(visitor.bearer) or self._tried(auth, visitor.bearer, visitor.address)
-                )
+                return rights_of_role(self._checked(auth.role_of(visitor.bearer), visitor.address))
             cookie = visitor.cookies.get(COOKIE)
             return rights_of_role(cookie and auth.role_of_cookie(cookie, self._clock()))
         try:
@@ -95,19 +93,22 @@ class Gate:
         """The cookie for this secret; None if it is wrong. Raises Problem after too many wrong ones."""
         if not isinstance(self._auth, Secrets):
             return None
-        role = self._tried(self._auth, secret, visitor.address)
+        self._check_limit(visitor.address)
+        role = self._checked(self._auth.role_of(secret), visitor.address)
         return role and self._auth.cookie(role, int(self._clock()) + SESSION_SECONDS)
 
-    def _tried(self, secrets: Secrets, given: str, address: str) -> str | None:
-        wait = self.limit.wait(address)
-        if wait:
+    def _checked(self, role: str | None, address: str) -> str | None:
+        """This role; None, and counted, if it is none. Raises Problem after too many from this address."""
+        if role is None:
+            self._check_limit(address)
+            self.limit.wrong(address)
+        return role
+
+    def _check_limit(self, address: str) -> None:
+        if wait := self.limit.wait(address):
             raise Problem(
                 429, "Too many wrong secrets", f"Try again in {plural(round(wait), 'second', 'seconds')}.", wait
             )
-        role = secrets.role_of(given)
-        if role is None:
-            self.limit.wrong(address)
-        return role
 
 
 async def _answer(auth: Function, visitor: Visitor) -> object:

@@ -154,7 +154,7 @@ def test_if_a_process_ends_the_others_end_too(empty_dsn: str, tmp_path: Path) ->
     ],
 )
 def test_a_server_elsewhere_is_not_changed_unless_it_is_named(tmp_path: Path, dsn: str, more: dict[str, str]) -> None:
-    """PGQUEUE_DSN may be that of production, from a shell where somebody has looked at it."""
+    """PGQUEUE_DSN may be that of production, left in a shell."""
     deploy(tmp_path, "one")
     done = pgqueue("dev", "devshop", dsn=dsn, cwd=tmp_path, **more)
     assert (done.returncode, "on another machine" in done.stderr, "db.example" in done.stderr) == (2, True, False)

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import termios
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -147,15 +147,20 @@ def working(
 ) -> Iterator[Worker]:
     """A `pgqueue work …` that is killed at the end if it still runs; `where` comes before it (hosts.py). Its stderr may
     be a terminal."""
+    command, env = [*where, COMMAND, "work", *arguments], _environ(dsn, environ)
+
+    def start(stderr: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, cwd=cwd, env=env, text=True)
+
+    with heard(start, terminal=terminal) as worker:
+        yield worker
+
+
+@contextmanager
+def heard(start: Callable[[int], subprocess.Popen[str]], *, terminal: bool = False) -> Iterator[Worker]:
+    """The worker that is started with this file as its stderr: a pipe, or a terminal."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
-    process = subprocess.Popen(
-        [*where, COMMAND, "work", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-        cwd=cwd,
-        env=_environ(dsn, environ),
-        text=True,
-    )
+    process = start(theirs)
     os.close(theirs)
     worker = Worker(process, os.fdopen(ours, encoding="utf-8"))
     try:

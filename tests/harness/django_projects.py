@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import forks
-from commands import Worker
+from commands import Worker, heard
 from psycopg.conninfo import conninfo_to_dict
 
 PATIENCE = 60.0
@@ -82,23 +82,15 @@ class DjangoProject:
     @contextmanager
     def working(self, *options: str, **environ: str) -> Iterator[Worker]:
         """`manage.py pgqueue work …` until the block ends."""
-        ours, theirs = os.pipe()
         arguments = ("manage.py", "pgqueue", "work", "--poll", "50ms", *options)
-        process = forks.start(
-            forks.SCRIPT,
-            *arguments,
-            cwd=self.home,
-            env=_environ(environ),
-            stderr=theirs,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        os.close(theirs)
-        worker = Worker(process, os.fdopen(ours, encoding="utf-8"))
-        try:
+        streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "text": True}
+
+        def start(stderr: int) -> Any:
+            env = _environ(environ)
+            return forks.start(forks.SCRIPT, *arguments, cwd=self.home, env=env, stderr=stderr, **streams)
+
+        with heard(start) as worker:
             yield worker
-        finally:
-            worker.close()
 
     def _run(self, *arguments: str, code: int, environ: dict[str, str]) -> str:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

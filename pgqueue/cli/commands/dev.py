@@ -73,8 +73,8 @@ def _database(ctx: click.Context) -> str:
         return EMBEDDED
     if dsn != EMBEDDED and "dsn" not in given(ctx) and not _is_here(parts_of(dsn)):
         raise click.UsageError(
-            "PGQUEUE_DSN names a server on another machine, and `dev` would change its tables and run its jobs: "
-            "if it is meant, say --dsn; for a server of your own, unset PGQUEUE_DSN"
+            "the configured database, of PGQUEUE_DSN or of a framework, is on another machine, and `dev` would change "
+            "its tables and run its jobs. If it is meant, say --dsn; for a server of your own, unset PGQUEUE_DSN"
         )
     return dsn
 
