@@ -209,6 +209,18 @@ WHERE l.rank > %(beyond)s::integer
   AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
 ORDER BY l.place
 
+-- name: plain_taken
+-- The plain jobs that are `picked` run now on our worker: what is deleted is inserted.
+taken AS (
+    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
+    RETURNING pos, rank, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, {{job}}
+), running AS (
+    INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, hold_pos, rank, {{attempts}}, {{job}})
+    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), NULL, rank, {{attempts}}, {{job}}
+    FROM taken
+    RETURNING id
+)
+
 -- name: reading_jobs
 -- The available jobs `j` of our open tasks behind the cursor of this lane. Beside it stands the condition of the index.
 j.queue = lane.queue AND j.rank = lane.rank AND j.pos > lane.after AND (j.task IN ({{open_tasks}})) IS TRUE

@@ -48,6 +48,7 @@ from pgqueue.worker.counters import Counters
 from pgqueue.worker.duties import Duties, Duty
 from pgqueue.worker.fetch import reconciler
 from pgqueue.worker.fetch.fetcher import Fetcher
+from pgqueue.worker.fetch.glance import TOLD
 from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
 from pgqueue.worker.fetch.notify_watch import NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
@@ -363,6 +364,8 @@ class Services:
                 self.state.in_doubt()
             self._told_nothing()
             self.fetcher.wake()
+        elif payload in TOLD:
+            self.fetcher.told(channel, TOLD[payload])
         else:
             self.fetcher.wake(zero=payload == "zero")
 

@@ -2,13 +2,15 @@
 -- reaches the workers with the COMMIT or not at all. What it is given has been checked: the server has no reason to refuse.
 
 -- name: enqueue_now
--- One job that may run at once, straight into its partition; its queue hears of it. One row: id.
+-- One job that may run at once, straight into its partition. Its queue hears of it, with the rank of its lane: a worker that is idle looks
+-- there alone (pgqueue/worker/fetch/glance.py). One row: id.
 INSERT INTO pgqueue.job_available (task, args, queue, priority, rank, headers, max_attempts)
 VALUES (
     %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, 2 * %(priority)s::smallint + 1,
     %(headers)s::text::jsonb, %(max_attempts)s::smallint
 )
-RETURNING id, CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.' || queue, '') END
+RETURNING id, CASE WHEN %(notify)s::boolean AND {{may_notify}}
+                   THEN pg_notify('pgqueue.' || queue, (2 * %(priority)s::smallint + 1)::text) END
 
 -- name: enqueue_later
 -- One job with a time to start (available if that has come, or there is none), a deadline or a key. If the job has to wait, the

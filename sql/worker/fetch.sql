@@ -30,19 +30,28 @@ WITH lane AS MATERIALIZED (
         WHERE {{in_lane}} AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NULL
         ORDER BY j.pos NULLS FIRST LIMIT lane.most FOR UPDATE SKIP LOCKED
     ) AS available LIMIT %(n)s::integer
-), taken AS (
-    DELETE FROM pgqueue.job_available WHERE ctid = ANY (ARRAY(SELECT ctid FROM picked))
-    RETURNING pos, rank, run_at, least(attempt + 1, 32767)::smallint AS attempt, crashes, snoozes, {{job}}
-), running AS (
-    INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, hold_pos, rank, {{attempts}}, {{job}})
-    SELECT 'running', %(worker_id)s::bigint, %(claim)s::integer, pgqueue.now(), NULL, rank, {{attempts}}, {{job}}
-    FROM taken
-    RETURNING id
-)
+), {{plain_taken}}
 SELECT {{no_job}}, CASE WHEN (SELECT count(*) FROM picked) <> (SELECT count(*) FROM running)
                         THEN pgqueue.refuse('a claim deleted jobs it did not start')::text
                         ELSE json_build_object('lanes', (SELECT coalesce(json_agg(place), '[]') FROM lane),
                                                 'paused', ARRAY(SELECT name FROM pgqueue.paused_task))::text END AS summary
+UNION ALL
+SELECT {{claimed}}, NULL FROM (SELECT *, {{texts}} FROM taken OFFSET 0) AS taken;
+
+-- name: fetch_glance
+-- Move up to n available plain jobs of these `tasks` in one lane to this worker, if the lane is open. The last column of the first row is
+-- the snapshot of this statement. The rest are the jobs.
+WITH picked AS MATERIALIZED (
+    SELECT j.ctid FROM pgqueue.job_available j
+    WHERE j.queue = %(queue)s::text AND j.rank = %(rank)s::smallint AND j.pos > %(after)s::bigint
+      AND (j.task IN ({{open_tasks}})) IS TRUE AND coalesce(j.lock_key, j.limit_key, j.rate_key) IS NULL
+      AND NOT %(queue)s::text = {{paused}} AND EXISTS ({{live_worker}})
+    ORDER BY j.pos NULLS FIRST LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+), {{plain_taken}}
+SELECT {{no_job}}, CASE WHEN (SELECT count(*) FROM picked) <> (SELECT count(*) FROM running)
+                        THEN pgqueue.refuse('a claim deleted jobs it did not start')::text
+                        -- As any claim of plain jobs, it may be lost with a crash of the server.
+                        ELSE pg_current_snapshot()::text || left(set_config('synchronous_commit', 'off', true), 0) END
 UNION ALL
 SELECT {{claimed}}, NULL FROM (SELECT *, {{texts}} FROM taken OFFSET 0) AS taken;
 

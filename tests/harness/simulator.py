@@ -34,6 +34,7 @@ class World:
     cancels: bool = False  # rows locked by somebody who rolls back
     rewinds: bool = False  # failover to a standby that has not seen everything
     kinds: bool = False  # a fetch asks the lanes of one kind of jobs
+    glances: bool = False  # workers are told of the lane of a job, and claim from it alone; polls are rare beside that
     told: bool = True  # workers hear of a failover (a new connection), or not (a pooler hides it)
 
     order: str = "snapshot head xid claim"
@@ -45,6 +46,7 @@ class World:
     read_once: bool = False
     unasked_stay_exhausted: bool = False
     paused_is_empty: bool = False
+    glance_moves_cursor: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Outcome:
     """Seconds the last row to be found had been free to take, once nobody else did anything."""
     rows: int
     fetches: int
+    glances: int
     skipped: int
     lowered: int
 
@@ -154,8 +157,10 @@ class Worker:
     mortal: bool
     over: PassedOver = field(default_factory=PassedOver)
     woken: bool = False
+    told: set[Lane] = field(default_factory=set)
     dead: bool = False
     fetches: int = 0
+    glances: int = 0
     skipped: int = 0
     lowered: int = 0
 
@@ -190,6 +195,7 @@ class Schedule:
             longest=found_at - freed_at,
             rows=len(self.db.rows),
             fetches=sum(worker.fetches for worker in self.workers),
+            glances=sum(worker.glances for worker in self.workers),
             skipped=sum(worker.skipped for worker in self.workers),
             lowered=sum(worker.lowered for worker in self.workers),
         )
@@ -215,7 +221,7 @@ class Schedule:
             except StopIteration:
                 (turns if entry in turns else self.others).remove(entry)
         for worker in self.workers:
-            worker.woken = False
+            worker.woken, worker.told = False, set()
         for _, steps in turns + self.others:  # let what is in flight arrive
             for _ in steps:
                 pass
@@ -260,13 +266,14 @@ class Schedule:
         """Transactions, long and short, with savepoints; id first, then the position, and room between them."""
         for _ in range(self.dice.randint(1, 5)):
             yield
-            db, server, xid, youngest = self.db, self.server, self.db.begin(), 0
+            db, server, xid, youngest, lanes = self.db, self.server, self.db.begin(), 0, set[Lane]()
             yield
             for _ in range(self.dice.choice((0, 1, 1, 2, 4))):
                 if self.dice.random() < 0.2:
                     youngest = db.savepoint()
                     yield
                 rows = [db.insert(xid, self.dice.choice(self.lanes))]
+                lanes.add(rows[0].lane)
                 yield
                 if youngest and self.dice.random() < 0.4:
                     db.undo_savepoint(youngest, rows)
@@ -278,11 +285,15 @@ class Schedule:
                 db.rollback(xid, youngest)
             else:
                 db.commit(xid, youngest)
-                self._wake()
+                self._wake(lanes)
 
-    def _wake(self) -> None:
+    def _wake(self, lanes: set[Lane]) -> None:
+        """Notifications come, or do not; that of a plain job names its lane."""
         for worker in self.workers:
-            worker.woken |= self.dice.random() < 0.5
+            if self.dice.random() < (0.8 if self.world.glances else 0.5):
+                plain = {lane for lane in lanes if self.world.glances and not lane[2] and lane[1] > 0}
+                worker.told |= plain
+                worker.woken |= plain != lanes
 
     def _linger(self, most: int) -> Steps:
         for _ in range(self.dice.randint(0, most)):
@@ -331,7 +342,16 @@ class Schedule:
     def _turn(self, worker: Worker) -> Steps:
         """One wake or poll. Clears the wake before it looks."""
         woken, worker.woken = worker.woken, False
+        told, worker.told = worker.told, set()
         self._read(worker)
+        if len(told) == 1 and not woken and worker.mark.settled:
+            woken = yield from self._glance(worker, *told)
+            if not woken:
+                return
+        woken = woken or bool(told)
+        rare = self.world.glances and self.others and worker.mark.settled
+        if rare and not woken and self.dice.random() < 0.99:
+            return
         due = worker.over.next_look({queue for queue, _, _ in self.lanes}) <= self.now
         if not woken and not due and self._skips(worker):
             worker.skipped += 1
@@ -442,6 +462,36 @@ class Schedule:
                     worker.over.passed(lane, start, cursor, self.now)
         worker.lowered += again
         return again or (not self.others and self._full(lanes, limits, n, taken))
+
+    def _glance(self, worker: Worker, lane: Lane) -> Generator[None, None, bool]:
+        """Claim from one lane, at its cursor; True if everything is to be fetched."""
+        worker.glances += 1
+        db, server, mark = self.db, self.server, worker.mark
+        [after] = mark.cursors([lane])
+        snapshot = db.snapshot()
+        xid, taken = db.begin(), dict[Lane, tuple[int, int]]()
+        yield from self._claim(db, xid, [(lane, after, 2**63, 5)], 5, frozenset(db.paused), taken)
+        if server != self.server:
+            mark.forget()
+            worker.over.forget()
+            return True
+        if worker.mortal and self.others and self.dice.random() < 0.2:
+            worker.dead = True
+            self._join(self._vanish(db, xid))
+            return False
+        if (self.others or self.world.sweep_every == math.inf) and self.dice.random() < self.trouble:
+            db.rollback(xid)
+            return True
+        db.commit(xid)
+        yield
+        if self.others and self.dice.random() < self.trouble / 2:
+            mark.forget()  # the answer was lost
+            worker.over.forget()
+        if server != self.server:
+            return True
+        if self.world.glance_moves_cursor and taken:
+            mark._cursors[lane] = max(after, taken[lane][1])
+        return mark.missed(snapshot)
 
     def _look(self, mark: Watermark, lanes: list[Lane]) -> dict[Lane, int | None]:
         """The reading: the lanes of the other kind up to the first one with a row behind its cursor, locked or not.

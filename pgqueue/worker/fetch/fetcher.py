@@ -17,6 +17,8 @@ Why no wake is lost:
    are taken, is not in it.
 3. The poll finds whatever is missed all the same (NOTIFY off, a pooler, a broken listener).
 
+If the worker is idle and is told of a job of one lane, a `glance` claims from that lane alone; no fetch precedes it.
+
 If the server refuses a claim for a value of one row, `refused_rows` says what to do. It does, too, if an open
 transaction has inserted the id of a job. The first claim that meets that waits two seconds, the next ones 20 ms.
 """
@@ -27,10 +29,10 @@ import asyncio
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from random import uniform
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import psycopg
@@ -47,6 +49,7 @@ from pgqueue.worker.concurrency.holder_cursors import HolderCursors
 from pgqueue.worker.concurrency.waiter_cursors import Position, WaiterCursors
 from pgqueue.worker.doubles import is_double, resolve
 from pgqueue.worker.fetch.claim import NO_END, Answer, Asked, Claimed, ClaimSummary, taken_of
+from pgqueue.worker.fetch.glance import Glances
 from pgqueue.worker.fetch.keyed_claim import KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver, PassedRead
@@ -57,6 +60,8 @@ from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
+
+T = TypeVar("T")
 
 RANKS = tuple(range(20))
 # A fetch wanted now is due at once where there is room; without room the loop must not spin.
@@ -120,7 +125,7 @@ class Keys(Protocol):
 
 
 class Fetcher:
-    """Keeps the executor supplied with jobs of `tasks`. `wake` and `slots_freed` wake it; `deliver` receives its jobs.
+    """Keeps the executor supplied with jobs of `tasks`. `wake`, `told` and `slots_freed` wake it.
 
     Jobs of other tasks stay where they are, for other workers. The cursors of this worker may pass them.
     """
@@ -140,6 +145,7 @@ class Fetcher:
         self.kinds = Kinds()
         self.keyed_claim = KeyedClaim()
         self.refused_rows = RefusedRows(session, state)
+        self.glances = Glances()
         self.fetches = 0
         self.claim_times = Times()
         """How long each round trip of a claim took."""
@@ -168,6 +174,18 @@ class Fetcher:
         self.kinds.unknown()
         self._wake.set()
 
+    def told(self, queue: str, rank: int) -> None:
+        """A plain job has become available in this lane; nothing is said of other lanes."""
+        rest = self.glances.told((queue, rank, False), monotonic())
+        if rest:
+            asyncio.get_running_loop().call_later(rest, self._rested)
+        elif rest is not None:
+            self._wake.set()
+
+    def _rested(self) -> None:
+        self.glances.rested()
+        self._wake.set()
+
     def slots_freed(self) -> None:
         """The executor has room for more."""
         self._wake.set()
@@ -191,6 +209,7 @@ class Fetcher:
                 asked = self._asked(room, kind)
                 asked.starts = [0] * len(asked.lanes)
                 await self._claim(kind, asked, 0, 0)
+            await self._send(self._glance_statement((room.queues[0], RANKS[0], False), 0, 0))
 
     async def run(self) -> None:
         """Fetch until `quiet`; if the database is away, wait for it."""
@@ -199,8 +218,12 @@ class Fetcher:
 
     async def _step(self) -> None:
         roomy = [room for room in self._capacity.to_fetch() if room.free]
+        glance = self._glance_at(roomy)
         hungry = [room for room in roomy if self.hungry(room.queues)]
-        if hungry:
+        if glance is not None:
+            self._wake.clear()
+            await self._glance(*glance)
+        elif hungry:
             self._wake.clear()
             # One group at a time: together, each lane of a group could fill that whole group.
             room = hungry[next(self._group_turns) % len(hungry)]
@@ -213,6 +236,57 @@ class Fetcher:
             self.kinds.unknown()
         elif roomy:
             await self._look(roomy)
+
+    def _glance_at(self, roomy: Sequence[Room]) -> tuple[Room, Lane] | None:
+        """The room and the lane that the worker was told of, if nothing else may wait; else have everything fetched."""
+        told = self.glances.due(monotonic())
+        if not told:
+            return None
+        idle = self.watermark.settled and not any(self.hungry(room.queues) for room in roomy)
+        whole = self.kinds.plain.most is None and not self.refused_rows.left_out()
+        if len(told) == 1 and idle and whole and self._session.generation == self._generation:
+            [lane] = told
+            for room in roomy:
+                if lane[0] in room.queues and not room.alone:
+                    return room, lane
+        self.kinds.unknown()
+        return None
+
+    async def _glance(self, room: Room, lane: Lane) -> None:
+        """Claim what this lane has behind its cursor, and deliver it. What else there is to do comes after that."""
+        await self._session.ready()
+        claim = await self._state.claims.begin()
+        if self._session.generation != self._generation:  # the cursors belong to another connection
+            self._state.claims.end(claim)
+            self.kinds.unknown()
+            return
+        self.asking = (room.queues, room.free)
+        try:
+            answer = await self._taken(self._send(self._glance_statement(lane, claim, room.free), on=self._generation))
+        finally:
+            self._state.claims.end(claim)
+            self.asking = ((), 0)
+            self._receiver.fetched()
+        if isinstance(answer, psycopg.Error):
+            self._refused(answer)
+            return
+        [[first, *rows]], passed = answer
+        took, jobs = self._session.took, [Job(row, claim) for row in rows]
+        self.claim_times.add(took)
+        if jobs:
+            jobs.sort(key=lambda job: job.pos)
+            self._receiver.deliver(jobs)
+            await asyncio.sleep(0)  # the handlers begin; what is still to do can wait for that
+        if passed is not None:
+            self.passed_over.read(passed, monotonic())
+        due = self.glances.ended(len(jobs), monotonic(), took * self._state.live_workers)
+        if due or len(jobs) == room.free or self._wanted([room]) <= 0 or self.watermark.missed(first[-1]):
+            self.kinds.unknown()
+
+    def _glance_statement(self, lane: Lane, claim: int, n: int) -> Statement[Any]:
+        [after], (queue, rank, _) = self.watermark.cursors([lane]), lane
+        how = {"tasks": self._tasks, "worker_id": self._state.id, "claim": claim, "n": n}
+        return self._session.link.statement("fetch_glance", queue=queue, rank=rank, after=after, **how)
 
     async def _fetch_alone(self, room: Room) -> None:
         """Ask both kinds for a poison job that must run alone. If neither kind has one, that is delivered, too."""
@@ -236,6 +310,7 @@ class Fetcher:
         """A poll: have both kinds fetched, unless one cheap read-only statement proves that there is no job."""
         link = self._session.link
         [[(head, snapshot, paused, paused_tasks)]], read = await self._send(link.statement("fetch_probe"))
+        self.glances.fetched(monotonic() + self._state.settings.poll)
         if read is not None:
             self.passed_over.read(read, monotonic())
         kinds = (self.kinds.plain, self.kinds.keyed)
@@ -262,17 +337,15 @@ class Fetcher:
         self._begin(asked, monotonic())
         self.asking = (room.queues, n)
         try:
-            claimed = await self._try_claim(kind, asked, n, claim, beyond)
+            claimed = await self._taken(self._claim(kind, asked, n, claim, beyond=beyond))
         finally:
             self._state.claims.end(claim)
             self.asking = ((), 0)
             self._receiver.fetched()
         if isinstance(claimed, psycopg.Error):
-            if meets_open_id(claimed):
-                self._impatient_until = monotonic() + IMPATIENT_SECONDS
+            self._refused(claimed)
             if is_double(claimed) and await resolve(self._session, claimed, notify=self._state.settings.notify):
                 return None
-            self.kinds.unknown()
             self.keyed_claim.long_rows = False
             if self.refused_rows.narrow(kind, n, claimed):
                 await self._find_refused(kind, asked)
@@ -280,10 +353,10 @@ class Fetcher:
         self._learn(room, kind, asked, n, claimed, beyond)
         return bool(claimed.jobs)
 
-    async def _try_claim(self, kind: Kind, asked: Asked, n: int, claim: int, beyond: int) -> Claimed | psycopg.Error:
-        """Claim these lanes. Answers the error if the server refuses the claim for a row: then nothing was taken."""
+    async def _taken(self, claim: Awaitable[T]) -> T | psycopg.Error:
+        """What this claim answers, or the error if the server refuses it for a row: then nothing was taken."""
         try:
-            return await self._claim(kind, asked, n, claim, beyond=beyond)
+            return await claim
         except psycopg.errors.UniqueViolation as error:
             self._forget()
             return error
@@ -296,6 +369,12 @@ class Fetcher:
             self._forget()
             self._state.in_doubt()
             raise
+
+    def _refused(self, error: psycopg.Error) -> None:
+        """A claim was refused: have everything fetched."""
+        if meets_open_id(error):
+            self._impatient_until = monotonic() + IMPATIENT_SECONDS
+        self.kinds.unknown()
 
     def _learn(self, room: Room, kind: Kind, asked: Asked, n: int, claimed: Claimed, beyond: int) -> None:
         """Take the answer to this claim of n jobs. What this worker remembers of jobs changes here, and in this order.
@@ -312,6 +391,7 @@ class Fetcher:
         No step waits. So no other task of the worker sees the answer in part.
         """
         self.fetches += 1
+        self.glances.fetched(monotonic() + self._state.settings.poll)
         self.claim_times.add(self._session.took)
         self._learn_rest(kind, claimed.answer)
 

@@ -210,8 +210,19 @@ class Watermark:
             and not self._zero_asked
             and now < self._sweep_due
             and all(lane[0] in paused or lane in self._exhausted for lane in lanes)
-            and self._oldest_ended(*_parse(reading.snapshot)) is None
+            and not self.missed(reading.snapshot)
         )
+
+    @property
+    def settled(self) -> bool:
+        """Whether no start at zero is asked for: a claim at the cursors as they stand misses nothing but what `missed`
+        tells."""
+        return not self._zero_asked
+
+    def missed(self, snapshot: str) -> bool:
+        """Whether a claim at the cursors, which had this snapshot, may have left a row below them: an id that the last
+        fetch found in progress had ended."""
+        return self._oldest_ended(*_parse(snapshot)) is not None
 
     def next_look(self, now: float) -> float | None:
         """When, not before `now`, a fetch is wanted even if no wake and no poll comes; None if never."""

@@ -48,6 +48,7 @@ EXACT = {
     "claimers that die": World(deaths=True),
     "cancels undone": World(cancels=True),
     "both kinds, deaths and cancels": World(kinds=True, deaths=True, cancels=True),
+    "glances, deaths and cancels": World(glances=True, deaths=True, cancels=True),
 }
 
 # Three of them strand nothing while what was passed is read again: that second look heals them.
@@ -64,6 +65,7 @@ NAIVE = {
     "cancels undone, and what was passed is not read again": World(cancels=True, passed_forgotten=True),
     "a remembered position that is asked for once only": World(cancels=True, deaths=True, read_once=True),
     "paused lanes of the other kind taken as empty": World(kinds=True, paused_is_empty=True),
+    "a glance that moves its cursor": World(glances=True, glance_moves_cursor=True),
     "lanes that were not asked taken as exhausted at a later head": World(kinds=True, unasked_stay_exhausted=True),
 }
 
