@@ -209,20 +209,23 @@ class CrashingServer:
         except psycopg.OperationalError:
             return False
 
-    async def crash_at(self, nursery: Nursery, point: str) -> bool:
+    async def crash_at(self, nursery: Nursery, point: str, *, at_rest: bool = False) -> bool:
         """Have a worker crash the server at this point, start the server, and wait until its jobs have ended. False if
-        the worker did not come there.
+        the worker did not come there. If it is `at_rest`, its jobs are enqueued when it is, until it comes there.
 
         The worker lives on, and must do a job that no other worker takes. Another worker begins when the server is
         back: it may take what the server has forgotten.
         """
         plan: dict[str, Any] = {"dsn": self.dsn, "kind": "work", "jobs": 1 << 40, "grace": 10.0, "seconds": 60.0}
         plan |= {"lease": self.lease, "naive": self.naive}
-        tokens = self.enqueue()
+        tokens = [] if at_rest else self.enqueue()
         crash = fault(f"*{point}", server=self.cluster.postmaster() or 0)
         first, ends = await nursery.begin(faults=[crash], queues=ITS_QUEUES, **plan)
         workers = {first.pid: ends}
         try:
+            while at_rest and not (first.crashed or ends.done()):
+                tokens += self.enqueue()
+                await until(lambda: first.crashed or ends.done() or self.done(tokens))
             await until(lambda: first.crashed or ends.done() or self.done(tokens))
             stops = not first.crashed
             if stops:  # it comes there just now, or as it stops, or never
@@ -295,6 +298,44 @@ async def test_a_server_that_crashes_at_any_point_of_a_job_loses_and_doubles_not
     }
     assert overlaps(notes(events)) == []
     assert [note["event"] for note in notes(events)].count("began") > 0 or kind != "holds"
+
+
+GLANCE = tuple(f"COMMIT fetch_glance {side}" for side in ("before", "sent", "after"))
+
+
+@pytest.mark.second
+@pytest.mark.promise("F262")
+async def test_a_server_that_crashes_in_a_glance_loses_nothing(own_server: Server, tmp_path: Path) -> None:
+    crashing = CrashingServer(own_server, tmp_path / "events", "plain").prepare()
+    async with Nursery.open() as nursery:
+        for point in GLANCE:
+            assert await crashing.crash_at(nursery, point, at_rest=True), point
+
+
+@pytest.mark.second
+@pytest.mark.promise("F262")
+async def test_a_worker_that_is_killed_in_a_glance_loses_nothing(dsn: str, eyes: Eyes) -> None:
+    """Jobs come one by one, so each worker dies in a glance; a worker that is not killed does what they have left."""
+    eyes.conn.execute(TABLES.encode())
+    plan: dict[str, Any] = {"dsn": dsn, "kind": "work", "grace": 10.0, "seconds": 60.0}
+    tokens: list[int] = []
+
+    def done() -> bool:
+        return eyes.one("SELECT bool_and(state = 'completed') FROM ledger JOIN pgqueue.job ON id = job_id") is True
+
+    async with Nursery.open() as nursery:
+        for point in GLANCE:
+            life, ends = await nursery.begin(faults=[fault(f"*{point}")], **plan)
+            while not ends.done():
+                with psycopg.connect(dsn) as conn:
+                    tokens += enter(conn, ["plain"])
+                await until(lambda ends=ends: ends.done() or done())  # type: ignore[misc]
+            assert life.killed.endswith(point)
+        last, ends = await nursery.begin(**plan)
+        await until(done)
+        os.kill(last.pid, signal.SIGTERM)
+        await ends
+    assert eyes.all("SELECT token FROM effect GROUP BY token ORDER BY token") == [(token,) for token in sorted(tokens)]
 
 
 @pytest.mark.second
