@@ -224,7 +224,7 @@ class CrashingServer:
         workers = {first.pid: ends}
         try:
             while at_rest and not (first.crashed or ends.done()):
-                tokens += self.enqueue()
+                tokens.extend(self.enqueue())
                 await until(lambda: first.crashed or ends.done() or self.done(tokens))
             await until(lambda: first.crashed or ends.done() or self.done(tokens))
             stops = not first.crashed
