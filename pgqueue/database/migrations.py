@@ -374,7 +374,7 @@ def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_time
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         _take_time(cursor)
         _set(cursor, lock_timeout=wait)
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(schema)])
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [lock_name(schema)])
         if any(row.version == file.version for row in _read_ours(conn, schema, line)):
             return False
         _set(cursor, lock_timeout=lock_timeout)
@@ -465,7 +465,7 @@ ORDER BY 1
 
 def _holders(conn: Connection, schema: str, seconds: float) -> str:
     """The holders of the schema's locks, in words for the operator."""
-    parameters = {"schema": schema, "lock": _lock_name(schema), "seconds": seconds}
+    parameters = {"schema": schema, "lock": lock_name(schema), "seconds": seconds}
     with conn.transaction(), _cursor(conn) as cursor:
         found = [str(who) for (who,) in cursor.execute(_HOLDERS, parameters)]
     return "; ".join(found) or "Its holder has gone since"
@@ -540,7 +540,8 @@ def _where(conn: Connection, schema: str, line: Line) -> str:
     return f"{'the outbox in ' if line is OUTBOX else ''}schema {schema!r} of database {conn.info.dbname!r}"
 
 
-def _lock_name(schema: str) -> str:
+def lock_name(schema: str) -> str:
+    """What the advisory lock of migrations of this schema is made of."""
     return f"pgqueue migrate {schema}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,22 +11,17 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from made_up_files import GROUND, written
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from servers import Server, binaries
 from workers import wait_until
 
-from pgqueue.database import migrations
+from pgqueue.database import migrations, revisions
 from pgqueue.database.migrations import migrate, require
 from pgqueue.database.statements import sql_directory
 from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaForeign, SchemaMissing, SchemaTooNew
 from pgqueue.pytest_plugin import Databases
-
-ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({}, '{}', {});"
-GROUND = """CREATE SCHEMA IF NOT EXISTS pgqueue;
-CREATE TABLE pgqueue.migration (version int PRIMARY KEY, name text NOT NULL, breaking boolean NOT NULL);
-CREATE TABLE pgqueue.job (id int, note text DEFAULT '100%');
-"""
 
 Lay = Callable[..., None]
 
@@ -37,12 +31,7 @@ def lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lay:
     """`lay("sql", …)` puts other migrations in place of ours, numbered, each entering itself."""
 
     def put(*sqls: str, breaking: bool = False) -> None:
-        place = Path(tempfile.mkdtemp(dir=tmp_path))
-        (place / "migrations").mkdir()
-        for number, sql in enumerate(sqls, 1):
-            last = breaking and number == len(sqls)
-            text = f"-- breaking: {'yes' if last else 'no'}\n{sql}\n{ENTER.format(number, f'step_{number}', last)}\n"
-            (place / "migrations" / f"{number:04}_step_{number}.sql").write_text(text)
+        place = written(tmp_path, *sqls, breaking=breaking)
         monkeypatch.setattr(migrations, "sql_directory", lambda: place)
 
     return put
@@ -147,6 +136,17 @@ def test_the_script_makes_the_same_as_migrate(dsn: str, empty_dsn: str, tmp_path
     psql(empty_dsn, "-1", "-f", str(script))
     with psycopg.connect(dsn) as ours, psycopg.connect(empty_dsn) as by_hand:
         assert catalog(by_hand, "jobs") == catalog(ours, "pgqueue")
+
+
+@pytest.mark.promise("F276")
+def test_a_revision_makes_the_same_as_migrate_and_takes_it_back(dsn: str, empty: psycopg.Connection) -> None:
+    before = schemas(empty)
+    empty.execute(revisions.up_to(len(migrations.files()), "jobs").encode())
+    with psycopg.connect(dsn) as ours:
+        empty.commit()
+        assert catalog(empty, "jobs") == catalog(ours, "pgqueue")
+    empty.execute(revisions.drop("jobs").encode())
+    assert schemas(empty) == before
 
 
 def psql(dsn: str, *arguments: str) -> None:
