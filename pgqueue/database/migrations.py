@@ -223,9 +223,10 @@ def named(pending: Sequence[Migration]) -> str:
 
 
 def as_sql(schema: str, from_version: int = 0, line: Line = QUEUE) -> str:
-    """Return the files after `from_version` as one script, to apply them by hand or by another tool.
+    """Return the files after `from_version` as one script, to apply them by hand.
 
-    It has no BEGIN and no COMMIT: run it in one transaction (`psql -1 -f`, Alembic's `op.execute`, Django's `RunSQL`).
+    It has no BEGIN and no COMMIT: run it in one transaction, as `psql -1 -f` does. If a file is applied already, it
+    fails. What asks the database first is `revisions`.
     """
     return "\n".join(f"-- {file}\n{in_schema(file.sql, schema)}" for file in files(line) if file.version > from_version)
 

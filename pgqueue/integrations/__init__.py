@@ -1,1 +1,1 @@
-"""What pgqueue has for web frameworks. Each package here imports its own framework; nothing else of pgqueue does."""
+"""What pgqueue has for frameworks. A module here imports its own framework at most; nothing else of pgqueue does."""
