@@ -61,17 +61,11 @@ TESTS = """
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django.test import TestCase
-from pgqueue.database.migrations import as_sql
 from pgqueue.testing import adrain
 from shop.models import Letter
 from shop.tasks import awrite, greet
 
 class Views(TestCase):
-    @classmethod
-    def setUpTestData(cls):
-        with connection.cursor() as cursor:
-            cursor.execute(as_sql("pgqueue"))
-
     def jobs(self):
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pgqueue.job")

@@ -110,18 +110,11 @@ def test_a_drain_in_a_test_runs_the_same_handler(tmp_path: Path, dsn: str) -> No
     (tmp_path / "shop" / "tests.py").write_text("""
 from django.db import connection
 from django.test import TestCase
-from pgqueue.database.migrations import as_sql
 from pgqueue.testing import drain
 from shop.models import Letter
 from shop.tasks import cancel, fail, write
 
 class Drained(TestCase):
-    def setUp(self):
-        with connection.cursor() as cursor:
-            cursor.execute("CREATE SCHEMA IF NOT EXISTS pgqueue")
-            cursor.execute("DROP SCHEMA pgqueue CASCADE")
-            cursor.execute(as_sql("pgqueue"))
-
     def test_it(self):
         write.enqueue("default", customer=1)
         fail.enqueue("default", customer=2)

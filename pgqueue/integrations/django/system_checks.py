@@ -44,7 +44,8 @@ def queue_is_served(*, databases: Sequence[str] | None = None, **_: Any) -> list
             migrations.require(conn, config().schema)
             return list(_unserved(conn))
     except pgqueue.Error as error:
-        return [checks.Warning(f"{error}", hint="manage.py pgqueue migrate", id="pgqueue.W001")]
+        hint = f"manage.py migrate --database {project_settings.alias()}, or manage.py pgqueue migrate"
+        return [checks.Warning(f"{error}", hint=hint, id="pgqueue.W001")]
     except psycopg.OperationalError as error:
         return [checks.Warning(f"the queue's database cannot be asked: {safe(str(error)).strip()}", id="pgqueue.W002")]
 

@@ -1,0 +1,1 @@
+"""The schema as migrations of Django, one for each release whose schema is newer. None of them ever changes."""
