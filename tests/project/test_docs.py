@@ -47,7 +47,19 @@ def to_run(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.language in pages.RUN and not block.excuse and not block.elsewhere]
 
 
-SLOW = {"dashboard", "enqueue", "limits", "operations", "rates", "schedules", "schema", "streams", "testing", "worker"}
+SLOW = {
+    "dashboard",
+    "enqueue",
+    "fastapi",
+    "limits",
+    "operations",
+    "rates",
+    "schedules",
+    "schema",
+    "streams",
+    "testing",
+    "worker",
+}
 """The pages whose examples take more than a second: they run in the second stage."""
 
 
