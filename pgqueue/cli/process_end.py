@@ -6,18 +6,21 @@ had. What it says is written without the logger: a thread that hangs may hold th
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import logging
 import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import CodeType
 from typing import NoReturn
 
 from pgqueue import stderr
+from pgqueue.client import observers
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.run.child_processes import children, kill_children
 
@@ -28,6 +31,8 @@ ORDERLY_SECONDS = 5.0
 LAST_SECONDS = 19.5
 """After the grace: to stop handlers, write outcomes and sign off. The supervisor kills after 20."""
 FLUSH_SECONDS = 1.0
+TELEMETRY_SECONDS = 2.0
+"""After an orderly stop, within `ORDERLY_SECONDS`."""
 WAITING = ("threading.py", "asyncio/runners.py", "asyncio/base_events.py", "selectors.py")
 
 
@@ -82,19 +87,34 @@ def _waits(thread: threading.Thread, code: CodeType) -> bool:
     return code.co_name == "_worker" and code.co_filename.endswith("concurrent/futures/thread.py")
 
 
-def flush_logs() -> None:
-    """Let the handlers of the root logger write what they keep back, for a second at most: one may hang."""
+def flush(seconds: float, *, logs: bool = True, telemetry: bool = True) -> None:
+    """Let the log's handlers and the observers of jobs send what they keep back, such as spans and reports.
 
-    def flush() -> None:
-        for handler in logging.getLogger().handlers:
-            handler.flush()
+    All do so at the same time, and for so many seconds at most: each of them may hang. The threads are bare ones, as
+    `Thread.start` may hang, too. If no thread can be had, what is kept back is lost.
+    """
+    handlers = logging.getLogger().handlers if logs else []
+    watching = list(observers.observers) if telemetry else []
+    calls: list[Callable[[], object]] = [partial(observers.flush, each, seconds) for each in watching]
+    calls += [each.flush for each in handlers]
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    flushing = threading.Thread(target=flush, name="pgqueue-flush", daemon=True)
-    try:
-        flushing.start()
-    except RuntimeError:  # no thread can be had: each line was written when it came, if no handler keeps lines back
-        return
-    flushing.join(FLUSH_SECONDS)
+    def call(number: int) -> None:
+        try:
+            calls[number]()
+        finally:
+            ended.put(number)
+
+    begun, left, until = 0, set(range(len(calls))), monotonic() + seconds
+    with suppress(RuntimeError, MemoryError):  # no thread can be had
+        for number in range(len(calls)):
+            _thread.start_new_thread(call, (number,))
+            begun += 1
+    with suppress(queue.Empty):
+        for _ in range(begun):
+            left.discard(ended.get(timeout=max(0.0, until - monotonic())))
+    if late := [type(each).__name__ for number, each in enumerate(watching) if number in left]:
+        write(f"what telemetry has kept back is lost with this process: not sent in {seconds:.1f} s: {', '.join(late)}")
 
 
 def write(message: str, level: str = "WARNING") -> None:

@@ -27,7 +27,15 @@ from pgqueue.cli import logs
 from pgqueue.cli.database import connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.cli.known_names import did_you_mean
-from pgqueue.cli.process_end import LAST_SECONDS, ORDERLY_SECONDS, ProcessEnd, flush_logs, write
+from pgqueue.cli.process_end import (
+    FLUSH_SECONDS,
+    LAST_SECONDS,
+    ORDERLY_SECONDS,
+    TELEMETRY_SECONDS,
+    ProcessEnd,
+    flush,
+    write,
+)
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
@@ -118,7 +126,9 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
 async def _serve(
     worker: Worker, grace: float, stuck: float, facts: dict[str, Any], worker_end: WorkerEnd | None
 ) -> int:
-    """Work until told to stop. What then keeps the process is given `ORDERLY_SECONDS`."""
+    """Work until told to stop. What then keeps the process is given `ORDERLY_SECONDS`.
+
+    What telemetry keeps back is sent here, not by a hook of `atexit` alone: a thread that is left keeps all hooks."""
     end, code = ProcessEnd(), 1
     try:
         code = await _work(worker, grace, stuck, facts, worker_end, end)
@@ -127,6 +137,7 @@ async def _serve(
         raise
     finally:
         end.within(ORDERLY_SECONDS, code)
+        flush(TELEMETRY_SECONDS, logs=False)
     return code
 
 
@@ -186,12 +197,12 @@ async def _work(
 
 async def _end(last: LastMessage, end: ProcessEnd, code: int, worker_end: WorkerEnd | None) -> NoReturn:
     """End this process at once: handlers that were stopped may still be at work in it."""
-    await last.prepare()
+    seconds = await last.prepare()
     if worker_end is not None:
         worker_end.count()
-    flush_logs()
+    flush(seconds)
     if not await last.send():
-        flush_logs()
+        flush(FLUSH_SECONDS, telemetry=False)
     end.at_once(code)
 
 

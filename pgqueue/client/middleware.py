@@ -221,6 +221,10 @@ class Hooks:
             told = JobOutcome.of(written_in(job, outcome), perf_counter() - begun.at)
             for hook in self.on_finish:
                 begun.context.run(_tell, hook, job, told)
+        self.left(job, outcome)
+
+    def left(self, job: Job, outcome: Outcome) -> None:
+        """Tell the observers what becomes of an attempt. Its handler may go on: then `on_finish` is not called."""
         if self.observers:
             began: float | None = getattr(job, "began", None)
             tell(

@@ -6,7 +6,8 @@ that there are when it starts, as it takes hooks. So without observers nothing h
 An observer never fails an enqueue or a job:
 1. Each call of an observer is guarded. An exception of it is logged, at most once a minute, and goes no further.
 2. What an observer does to the jobs of an enqueue (`Sending.jobs`) takes effect only when its call has returned.
-3. The exceptions that stop a handler (`CancelledError`, `Interrupted`) are no Exception, and pass.
+3. What it keeps back is sent in a thread when a worker process ends, and only so long (`flush`).
+4. The exceptions that stop a handler (`CancelledError`, `Interrupted`) are no Exception, and pass.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ class Observer(Protocol):
 
     def finished(self, job: Job, outcome: JobOutcome) -> None:
         """The attempt has this outcome; its handler may not have been called. From the loop or a thread."""
+        ...
+
+    def flush(self, seconds: float) -> object:
+        """Send what is kept back, in about so many seconds. Called in a thread, which may be left behind."""
         ...
 
 
@@ -110,6 +115,14 @@ def tell(observers: Iterable[Observer], job: Job, outcome: JobOutcome) -> None:
             observer.finished(job, outcome)
         except BaseException:  # an exception that leaves here would cost the worker a slot
             _complain(observer)
+
+
+def flush(observer: Observer, seconds: float) -> None:
+    """Let this observer send what it keeps back. It may hang, so this is called in a thread."""
+    try:
+        observer.flush(seconds)
+    except BaseException:  # in a bare thread some kinds of exceptions would be lost
+        _complain(observer)
 
 
 _told: dict[str, float] = {}

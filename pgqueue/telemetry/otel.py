@@ -63,7 +63,7 @@ def instrument(
     >>> otel.uninstrument()
     """
     uninstrument()
-    observers.append(Tracing(trace.get_tracer(NAME, tracer_provider=tracer_provider), propagator or W3C, parent))
+    observers.append(Tracing(tracer_provider, propagator or W3C, parent))
     logs.trace_ids = current_ids
 
 
@@ -113,8 +113,9 @@ class Attempt:
 class Tracing:
     """Makes the spans of one process."""
 
-    def __init__(self, tracer: trace.Tracer, propagator: TextMapPropagator, parent: bool) -> None:
-        self._tracer = tracer
+    def __init__(self, provider: TracerProvider | None, propagator: TextMapPropagator, parent: bool) -> None:
+        self._provider = provider
+        self._tracer = trace.get_tracer(NAME, tracer_provider=provider)
         self._propagator = propagator
         self._fields = frozenset(propagator.fields)
         self._parent = parent
@@ -214,6 +215,13 @@ class Tracing:
                 _note_outcome(span, outcome, attempt.error)
         finally:
             span.end()
+
+    def flush(self, seconds: float) -> None:
+        """Let the SDK export the spans that it has collected. What has only the API exports nothing."""
+        # The global provider may have been set after `instrument` was called.
+        provider = trace.get_tracer_provider() if self._provider is None else self._provider
+        if (force_flush := getattr(provider, "force_flush", None)) is not None:
+            force_flush(int(1_000 * seconds))
 
 
 def _note(span: Span, error: Exception) -> None:

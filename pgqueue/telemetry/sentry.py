@@ -197,6 +197,10 @@ class Reporting:
             with _reporting(job):
                 integration.check_ins.ended(job, outcome)
 
+    def flush(self, seconds: float) -> None:
+        """Let the SDK send what waits to be sent."""
+        sentry_sdk.flush(timeout=seconds)
+
 
 def _nothing(error: BaseException | None) -> None:
     """There is no client."""

@@ -38,9 +38,9 @@ from pgqueue.worker.services import Services
 log = logging.getLogger("pgqueue")
 
 TIDY_SECONDS = 2.0
-"""For the end of the lifespan and for the history, together."""
+"""For the end of the lifespan, for the history, and for what telemetry keeps back, together."""
 FLUSH_SECONDS = 1.0
-"""For outcomes that have come meanwhile."""
+"""For outcomes that have come meanwhile. The history and the telemetry have as long at least."""
 SEND_SECONDS = 5.0
 
 STUCK = interrupted("its worker was shut down, and could not stop it")
@@ -65,8 +65,9 @@ class LastMessage:
         self._end_lifespan = end_lifespan
         self._cancel = cancel
 
-    async def prepare(self) -> None:
-        """End the lifespan, write what has ended meanwhile, and the history. Then the services end."""
+    async def prepare(self) -> float:
+        """End the lifespan, write what has ended meanwhile, and the history; the services end. Answers how many seconds
+        are left for what the telemetry keeps back."""
         services, until = self._services, monotonic() + TIDY_SECONDS
         lifespan = asyncio.ensure_future(self._end_lifespan())
         done, _ = await asyncio.wait([lifespan], timeout=TIDY_SECONDS)
@@ -79,6 +80,9 @@ class LastMessage:
         writing = services.counters.write_rest(self._ends())
         if not await within(writing, max(FLUSH_SECONDS, until - monotonic())):
             log.warning("the last minute of the history could not be written")
+        for job in services.running.jobs():  # their handlers do not leave, and say nothing themselves
+            services.leaves(job, STUCK)
+        return max(FLUSH_SECONDS, until - monotonic())
 
     async def send(self) -> bool:
         """Send it; whether it went through. The caller ends the process as soon as this returns."""

@@ -190,6 +190,7 @@ class Services:
         state, running = self.state, self.running
         hooks = guarded(with_lines(declared()))
         self.finish = hooks.finishing(self.completer.finish)
+        self.leaves = hooks.left
         self.handler_pool = HandlerPool(state.link, running.slots, self.listed, size=state.settings.pool_size)
         self.transactional = Transactional(
             TransactionServices(self.handler_pool, self.outcome_sql, state, running, self._begin_early)
