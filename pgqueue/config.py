@@ -96,8 +96,17 @@ class Config:
         return f"Config({', '.join(shown)})"
 
 
+@dataclass(frozen=True, slots=True)
+class DatabaseOfTests:
+    """A database that is there for tests, and the framework's alias of its connection if there is one."""
+
+    dsn: str
+    alias: str | None = None
+
+
 _configured: dict[str, str | bool] = {}
 _find: Callable[[], str] | None = None
+_find_database_of_tests: Callable[[], DatabaseOfTests | None] | None = None
 
 
 @checks_options
@@ -136,6 +145,17 @@ def find_dsn(find: Callable[[], str]) -> None:
     """
     global _find
     _find = find
+
+
+def find_database_of_tests(find: Callable[[], DatabaseOfTests | None]) -> None:
+    """Ask this function for the database of the tests that run. A fixture and a framework know one."""
+    global _find_database_of_tests
+    _find_database_of_tests = find
+
+
+def database_of_tests() -> DatabaseOfTests | None:
+    """The database of the tests that run, None outside of tests. What is configured may be another one."""
+    return _find_database_of_tests() if _find_database_of_tests is not None else None
 
 
 def config(*, dsn: str | None = None, listen_dsn: str | None = None, schema: str | None = None) -> Config:

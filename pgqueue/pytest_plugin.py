@@ -124,6 +124,7 @@ def pgqueue_db(pgqueue_databases: Databases, monkeypatch: pytest.MonkeyPatch) ->
     with pgqueue_databases.copy() as dsn:
         configured = {name: value for name, value in config._configured.items() if name != "listen_dsn"}
         monkeypatch.setattr(config, "_configured", {**configured, "dsn": dsn})
+        monkeypatch.setattr(config, "_find_database_of_tests", lambda: config.DatabaseOfTests(dsn))
         monkeypatch.delenv("PGQUEUE_LISTEN_DSN", raising=False)
         yield dsn
 

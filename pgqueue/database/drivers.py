@@ -115,17 +115,27 @@ def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
     As any connection of psycopg it begins a transaction at its first statement, also at one that only reads. An open
     transaction keeps the server from removing dead rows. So a loop that only reads asks for `autocommit=True`.
     """
+    return connect_to(config().require_dsn(), **options)
+
+
+def connect_to(dsn: str, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
+    """`connect` to this database."""
     import psycopg
 
     from pgqueue.database import embedded
 
     options = _prepared(options, psycopg.connect)
-    return psycopg.connect(embedded.resolve(config().require_dsn()), **options)
+    return psycopg.connect(embedded.resolve(dsn), **options)
 
 
 async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
     """`connect` for asyncio: `async with await pgqueue.aconnect() as conn:`. It, too, begins a transaction by itself: a
     loop that only reads asks for `autocommit=True`."""
+    return await aconnect_to(config().require_dsn(), **options)
+
+
+async def aconnect_to(dsn: str, **options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """`aconnect` to this database."""
     import asyncio
 
     import psycopg
@@ -134,8 +144,8 @@ async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
 
     options = _prepared(options, psycopg.AsyncConnection.connect)
     # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
-    dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
-    return await psycopg.AsyncConnection.connect(dsn, **options)
+    address = await asyncio.to_thread(embedded.resolve, dsn)
+    return await psycopg.AsyncConnection.connect(address, **options)
 
 
 def _prepared(options: dict[str, Any], connect: Callable[..., Any]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class DrainContext(JobContext):
         return Error(
             f"job {job.id} ({job.task}): job.complete(conn) was given another connection than the drain, and does not "
             "see the job, which runs in the test's transaction. Give the code that is tested the test's connection, or "
-            "commit, and call drain() without one",
+            "commit, and name the database: drain(dsn=…)",
             job_id=job.id,
         )
 

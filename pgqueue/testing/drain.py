@@ -3,7 +3,7 @@
 A drain uses a worker's steps and statements: promote, claim, call, write the outcome. While it lasts it has a row in
 `pgqueue.worker`. Each handler runs in a savepoint. If the attempt fails, its writes on this connection are undone. An
 error in its SQL does not end the transaction of the test. Never commits, except on a connection that `drain()` opens
-itself.
+itself, which is to a database of tests (own_database.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgqueue.client import tasks
 from pgqueue.client.middleware import declared, wrapped
 from pgqueue.config import config
 from pgqueue.database.asking import named
-from pgqueue.database.drivers import aconnect, connect
+from pgqueue.database.drivers import aconnect_to, connect_to
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error
 from pgqueue.jobs.job import Job
@@ -40,6 +40,7 @@ from pgqueue.jobs.outcomes import (
 )
 from pgqueue.jobs.values import UNIX_EPOCH
 from pgqueue.plain_text import plural
+from pgqueue.testing import own_database
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.handlers import Ran
 from pgqueue.testing.resources import AS_DECLARED, Resources
@@ -116,7 +117,12 @@ class _Account:
 
 
 def drain(
-    conn: object = None, clock: Clock | None = None, *, most: int = MOST, resources: Any = AS_DECLARED
+    conn: object = None,
+    clock: Clock | None = None,
+    *,
+    dsn: str | None = None,
+    most: int = MOST,
+    resources: Any = AS_DECLARED,
 ) -> Drained:
     """Run every due job to its end, also jobs that jobs enqueue, in this process, and return the account.
 
@@ -125,8 +131,10 @@ def drain(
             assert drain(conn).completed == 1
             conn.rollback()  # there was no job, and no reminder
 
-    `conn` is of any kind that `enqueue` takes, inside a transaction. Without `conn` a connection to the configured
-    database is opened, and every step is committed, as a worker does.
+    `conn` is of any kind that `enqueue` takes, inside a transaction. With `dsn`, or without both, a connection is
+    opened, and every step is committed, as a worker does. Without both it is to the database of the fixture
+    `pgqueue_db`, or to that of Django's tests; inside of a TestCase it is Django's own connection. There is no other
+    default: the configured database may be that of your development. Error names it.
 
     If an attempt fails, the next one is made when its time has come. With a `clock` the clock is turned forward to that
     time. Without one the job is left for a later drain. Jobs that were scheduled for later are left alone in both
@@ -140,22 +148,29 @@ def drain(
     `job.resources` is what is given as `resources`, else what the declared lifespan yields. The lifespan is entered
     before the first handler, in the other thread, and left at the end.
     """
+    place = own_database.place(conn, dsn)
     with Resources(resources) as own_resources:
-        if conn is None:
-            with connect() as own:
+        if place.conn is None:
+            with connect_to(place.dsn) as own:
                 return play(own, _drain(clock, most, own_resources, alone=True))
-        return play(conn, _drain(clock, most, own_resources, alone=False))
+        return play(place.conn, _drain(clock, most, own_resources, alone=False))
 
 
 async def adrain(
-    conn: object = None, clock: Clock | None = None, *, most: int = MOST, resources: Any = AS_DECLARED
+    conn: object = None,
+    clock: Clock | None = None,
+    *,
+    dsn: str | None = None,
+    most: int = MOST,
+    resources: Any = AS_DECLARED,
 ) -> Drained:
     """`drain` for async connections: async handlers run on this loop, sync handlers in threads, one at a time."""
+    place = await own_database.aplace(conn, dsn)
     async with Resources(resources) as own_resources:
-        if conn is None:
-            async with await aconnect() as own:
+        if place.conn is None:
+            async with await aconnect_to(place.dsn) as own:
                 return await aplay(own, _drain(clock, most, own_resources, alone=True))
-        return await aplay(conn, _drain(clock, most, own_resources, alone=False))
+        return await aplay(place.conn, _drain(clock, most, own_resources, alone=False))
 
 
 # The steps ------------------------------------------------------------------------------------------------------------
@@ -205,7 +220,8 @@ def _in_transaction(alone: bool) -> Steps[None]:
         if _state(error) != NO_TRANSACTION:
             raise
         raise Error(
-            "drain works in your transaction, and this connection is in none: open one, or call drain()"
+            "drain works in your transaction, and this connection is in none: open one, or commit what is enqueued and "
+            "name the database, drain(dsn=…)"
         ) from error
     yield Command("RELEASE SAVEPOINT pgqueue_drain")
 

@@ -2,7 +2,8 @@
 
 `run` and `arun` need no database. A sync handler runs in the thread of the test, so that it sees that thread's
 connections (Django's belong to a thread). Under `arun` and `adrain` a sync handler runs in another thread, as in a
-worker. An async handler called from sync code always runs on a fresh loop in another thread.
+worker. An async handler called from sync code always runs on a fresh loop in another thread. Where Django is loaded,
+both see the test's connection (threads.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pgqueue.jobs.outcomes import Cancel, Completed, Fail, Outcome, Retry, Snooz
 from pgqueue.jobs.values import EPOCH
 from pgqueue.testing.context import DrainContext
 from pgqueue.testing.resources import AS_DECLARED, Resources
+from pgqueue.testing.threads import run_sync
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -157,7 +159,7 @@ def _run_here(task: Task[..., Any], job: Job, resources: Resources) -> Any:
 async def _run_there(task: Task[..., Any], job: Job) -> Any:
     if task.is_async:
         return await asyncio.create_task(_handle_async(task, job))
-    return await asyncio.to_thread(_handle, task, job)
+    return await run_sync(_handle, task, job)
 
 
 def _handle(task: Task[..., Any], job: Job) -> Any:

@@ -8,16 +8,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from contextvars import copy_context
 from types import TracebackType
 from typing import Any
 
 from pgqueue.client import lifespan
 from pgqueue.testing.loop_thread import LoopThread
+from pgqueue.testing.threads import WaitingThread, django_waits, run_async
 
 AS_DECLARED: Any = object()
 """As `resources`: what the lifespan yields; None if none is declared."""
@@ -36,7 +34,7 @@ class Resources:
         """The value, from sync code: the first call enters the lifespan, on a loop in another thread."""
         if self._awaits_first:
             self._awaits_first = False
-            self._loop = LoopThread(lifespan.declared)
+            self._loop = LoopThread(lifespan.declared, WaitingThread() if django_waits() else None)
             self._value = self._loop.value()
         return self._value
 
@@ -51,8 +49,7 @@ class Resources:
         """Run an async handler on the loop of the lifespan, else on a fresh one in another thread."""
         if self._loop is not None:
             return self._loop.run(handler)
-        with ThreadPoolExecutor(1, "pgqueue-testing") as thread:
-            return thread.submit(copy_context().run, asyncio.run, handler).result()
+        return run_async(handler)
 
     def __enter__(self) -> Resources:
         return self

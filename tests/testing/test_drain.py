@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import pgqueue
-from pgqueue import config, testing
+from pgqueue import testing
 from pgqueue.client import lifespan
 from pgqueue.client.tasks import task
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
@@ -294,9 +294,8 @@ async def test_a_sync_drain_works_inside_a_running_loop(conn: psycopg.Connection
 
 
 @pytest.fixture
-def configured(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(config, "_configured", {"dsn": dsn})
-    return dsn
+def configured(pgqueue_db: str) -> str:
+    return pgqueue_db
 
 
 @task(name="testing.looks")
@@ -352,6 +351,23 @@ async def test_without_a_connection_in_a_loop(configured: str) -> None:
     assert (await adrain()).check().completed == 1
     assert at[0][1] is asyncio.get_running_loop()
     assert await adrain() == Drained()
+
+
+@pytest.mark.promise("F292")
+async def test_without_a_database_of_tests_nothing_is_touched(
+    conn: psycopg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greet.enqueue(conn, "a")
+    conn.commit()
+    monkeypatch.setenv("PGQUEUE_DSN", f"{dsn}&password=secret")
+    for drained in (lambda: drain(), lambda: asyncio.run(adrain())):
+        with pytest.raises(Error, match=r"none here\. It does not touch the configured one") as caught:
+            await asyncio.to_thread(drained)
+        assert conn.info.dbname in str(caught.value) and "secret" not in str(caught.value)
+    with pytest.raises(pgqueue.InvalidOption, match="not both"):
+        drain(conn, dsn=dsn)
+    assert states(conn) == {"available": 1}
+    assert (await adrain(dsn=dsn)).completed == 1
 
 
 def test_a_job_that_removes_itself_is_said(conn: psycopg.Connection) -> None:
@@ -862,21 +878,20 @@ def test_a_connection_that_does_not_see_the_job_is_refused_with_a_sentence(dsn: 
         other.execute("CREATE TABLE said (text text)")
         at.append(other)
         completes.enqueue(conn)
-        with pytest.raises(Error, match=r"another connection than the drain.*call drain\(\) without one"):
+        with pytest.raises(Error, match=r"another connection than the drain.*drain\(dsn=…\)"):
             drain(conn).check()
         other.rollback()
 
 
 @pytest.mark.promise("F288")
-def test_a_drain_of_its_own_sees_what_a_handler_commits(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_configured", {"dsn": dsn})
+def test_a_drain_of_its_own_sees_what_a_handler_commits(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as other:
         other.execute("CREATE TABLE said (text text)")
         at.append(other)
         completes.enqueue(other)
         completes.enqueue(other, "raise inside")
         completes.enqueue(other, "raise")
-        drained = drain()
+        drained = drain(dsn=dsn)
         # What was committed counts, whatever the handler does afterwards; its error is told.
         assert (drained.completed, drained.failed, len(drained.errors)) == (4, 1, 2)
         assert states(other) == {"completed": 4, "failed": 1}
@@ -1258,7 +1273,7 @@ def test_a_transactional_task_writes_on_the_connection_of_the_drain(
         note.enqueue(conn, text, fails)
     if alone:
         conn.commit()
-    drained = drain(None if alone else conn)
+    drained = drain(dsn=dsn) if alone else drain(conn)
     assert (drained.completed, drained.retried, drained.failed) == (2, 2, 0)  # the successor of the first one, too
     assert conn.execute("SELECT text FROM notes ORDER BY 1").fetchall() == [("kept",), ("later",)]
 

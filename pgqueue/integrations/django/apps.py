@@ -9,7 +9,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from pgqueue.client.enqueue import watchers
 from pgqueue.client.middleware import middleware
-from pgqueue.config import find_dsn
+from pgqueue.config import find_database_of_tests, find_dsn
 
 
 class PgqueueConfig(AppConfig):  # type: ignore[misc]  # Django has no types
@@ -24,7 +24,9 @@ class PgqueueConfig(AppConfig):  # type: ignore[misc]  # Django has no types
         from pgqueue.integrations.django import connections, databases, other_blocks, project_settings, system_checks
 
         project_settings.apply()
+        databases.remember()
         find_dsn(databases.queue_dsn)
+        find_database_of_tests(databases.of_tests)
         checks.register(system_checks.database_is_postgresql)
         checks.register(system_checks.queue_is_served, checks.Tags.database)
         watchers.append(other_blocks.warn_of_other_blocks)

@@ -9,6 +9,7 @@ from django.db import connections
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
+from pgqueue.config import DatabaseOfTests
 from pgqueue.errors import InvalidOption
 from pgqueue.integrations.django import project_settings
 
@@ -16,6 +17,22 @@ from pgqueue.integrations.django import project_settings
 def queue_dsn() -> str:
     """The DSN of the alias in which the queue is."""
     return dsn_of(project_settings.alias())
+
+
+def remember() -> None:
+    """Called when Django starts: what the settings name is no database of tests."""
+    _named_by_settings.update({alias: connections[alias].settings_dict["NAME"] for alias in connections})
+
+
+def of_tests() -> DatabaseOfTests | None:
+    """The queue's database of the tests that run, if Django has put it in the place of that of the settings."""
+    alias = project_settings.alias()
+    if connections[alias].settings_dict["NAME"] == _named_by_settings[alias]:
+        return None
+    return DatabaseOfTests(dsn_of(alias), alias)
+
+
+_named_by_settings: dict[str, str] = {}
 
 
 def dsn_of(alias: str) -> str:

@@ -841,6 +841,6 @@ def test_a_drain_on_its_own_connection_commits_each_batch(
 
     goes = going(False, False, fail, retry=1)
     put(dsn, goes)
-    assert testing.drain().failed == 1
+    assert testing.drain(dsn=dsn).failed == 1
     assert applied(effects) == [*range(1, 21)]
     assert cursors(effects) == [(1, 10), (2, 20)]
