@@ -940,7 +940,7 @@ retried AS (
 -- name: bulk_row
 -- An operation by filter `b`, as it is shown.
 json_build_object('id', b.id, 'action', b.action, 'target', b.target, 'options', b.options, 'actor', b.actor, 'started_at', b.started_at,
-    'ended_at', b.ended_at, 'stopped_by', b.stopped_by, 'up_to', b.up_to, 'after', b.after, 'round', b.round, 'pace', b.pace,
+    'ended_at', b.ended_at, 'stopped_by', b.stopped_by, 'up_to', b.up_to, 'after', b.after, 'round', b.round, 'pace', b.pace, 'note', b.note,
     'counts', b.counts, 'changed', b.changed,
     'holder', CASE WHEN b.ended_at IS NULL AND b.leased_until > pgqueue.now() THEN b.holder END)::text
 
@@ -949,9 +949,17 @@ json_build_object('id', b.id, 'action', b.action, 'target', b.target, 'options',
 %(states)s::text[] AS states, %(queue)s::text AS queue, %(task)s::text AS task,
 pgqueue.now() - make_interval(secs => %(older)s::float8) AS ended_before
 
+-- name: bulk_filter
+-- The filter of an operation, as `filter`: certain jobs, and the class of errors of their attempts, too.
+{{filter}}, %(ids)s::bigint[] AS ids, %(error_type)s::text AS error_type
+
 -- name: bulk_fits
--- Whether the job `w` fits the filter `b`.
+-- Whether the job `w` fits the filter `b`, but for what its attempts have failed with.
 pgqueue.fits(w.state, w.retrying, w.queue, w.task, w.finished_at, b.states, b.queue, b.task, b.ended_before)
+
+-- name: bulk_caused
+-- Those of the jobs `w` that fit whose attempts have failed with the class of errors of `b`. Nothing is read if none is asked for.
+SELECT pgqueue.attempted(array_agg(w.id), array_agg(w.enqueued_at), NULL, b.error_type, NULL) AS id
 
 -- name: bulk_times
 -- When the operation `b` may go on (`next_at`), and until when its process has it (`leased_until`), at `clock.now`. A time that is further
@@ -971,9 +979,13 @@ mine AS MATERIALIZED (
     WHERE b.id = %(bulk)s::bigint AND b.fence = %(fence)s::bigint AND b.ended_at IS NULL
     FOR UPDATE SKIP LOCKED
 ), walked AS MATERIALIZED (
-    SELECT w.* FROM mine CROSS JOIN LATERAL pgqueue.jobs_after(mine.states, mine.after, mine.up_to, %(walk)s::integer) AS w WHERE mine.round = 0
+    SELECT w.* FROM mine CROSS JOIN LATERAL pgqueue.jobs_after(mine.states, mine.ids, mine.after, mine.up_to, %(walk)s::integer) AS w
+    WHERE mine.round = 0
+), caused AS MATERIALIZED (
+    {{bulk_caused}} FROM walked AS w CROSS JOIN mine AS b WHERE b.error_type IS NOT NULL AND {{bulk_fits}} GROUP BY b.error_type
 ), following AS MATERIALIZED (
-    (SELECT DISTINCT w.id FROM walked AS w CROSS JOIN mine AS b WHERE {{bulk_fits}} ORDER BY w.id LIMIT %(most)s::integer)
+    (SELECT DISTINCT w.id FROM walked AS w CROSS JOIN mine AS b
+     WHERE {{bulk_fits}} AND (b.error_type IS NULL OR w.id IN (SELECT c.id FROM caused AS c)) ORDER BY w.id LIMIT %(most)s::integer)
     UNION ALL
     (SELECT j.job_id FROM mine CROSS JOIN LATERAL (
          SELECT j.job_id FROM pgqueue.bulk_job j

@@ -40,7 +40,9 @@ TASK_MOST = 200
 LISTED = 50
 """So many jobs a list has, if it does not say how many."""
 OF_LISTS = ("key", "args", "worker", "error_type", "error", "since", "until")
-"""The parts of a filter that no change knows."""
+"""The parts of a filter that no change knows, but `error_type` those of operations."""
+CHOSEN_MOST = 1_000
+"""So many jobs can be named by their ids beside a filter."""
 LEFT_OUT: Any = ...
 """The default of a filter's parts. None is different: `queue=None` was given, and means any queue."""
 
@@ -69,6 +71,7 @@ class Filter:
     - `queue`, `task`: of this queue, of this task.
     - `limit`: only so many, the oldest; in a list the first ones of its order.
     - `older_than`: only those that ended more than so many seconds ago. Lists do not ask for it.
+    - `only`: of these jobs. Only operations ask for it.
     - The other parts are for lists. Times and arguments are texts that the server reads.
     """
 
@@ -77,6 +80,7 @@ class Filter:
     task: str | None = None
     limit: int | None = None
     older_than: float | None = None
+    only: tuple[int, ...] | None = None
     key: str | None = None
     args: str | None = None
     worker: int | None = None
@@ -87,14 +91,29 @@ class Filter:
 
     def named(self) -> dict[str, object]:
         """The parts that choose, as the record keeps them."""
-        parts = {"queue": self.queue, "task": self.task, "limit": self.limit, "older_than": self.older_than}
+        parts = {
+            "queue": self.queue,
+            "task": self.task,
+            "limit": self.limit,
+            "older_than": self.older_than,
+            "error_type": self.error_type,
+            "ids": None if self.only is None else list(self.only),
+        }
         return {"states": list(self.states)} | {name: part for name, part in parts.items() if part is not None}
 
     def params(self) -> dict[str, object]:
         """The parameters of the fragment `filter`: what a change asks for. A part that no change knows is refused: else
         it would change more jobs than are meant."""
-        if beyond := [name for name in OF_LISTS if getattr(self, name) is not None]:
+        if beyond := [name for name in (*OF_LISTS, "only") if getattr(self, name) is not None]:
             raise InvalidOption(f"{', '.join(beyond)}: lists can ask for this, changes cannot")
+        return self._changed()
+
+    def of_operation(self) -> dict[str, object]:
+        """The parameters of the fragment `bulk_filter`: what an operation asks for."""
+        only = None if self.only is None else list(self.only)
+        return self._changed() | {"ids": only, "error_type": self.error_type}
+
+    def _changed(self) -> dict[str, object]:
         return {"states": list(self.states), "queue": self.queue, "task": self.task, "older": self.older_than}
 
     def searched(self) -> dict[str, object]:
@@ -103,7 +122,7 @@ class Filter:
         return {"states": list(self.states), "queue": self.queue, "task": self.task} | parts
 
 
-def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
+def filtered(named: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
     """The filter of a change, of its parts (`given`), if they are right; None if there are only ids.
 
     `states` is the default; `others` are further states that may be named.
@@ -111,11 +130,11 @@ def filtered(ids: Sequence[int], states: Sequence[str], others: Sequence[str] = 
     said = {name: value for name, value in given.items() if value is not LEFT_OUT}
     if not said:
         return None
-    if ids:
+    if named:
         raise InvalidOption(f"give ids, or a filter ({', '.join(said)}); not both")
     if all(value is None for name, value in said.items() if name != "limit"):
-        one = "state, queue, task and older_than" if "older_than" in given else "state, queue and task"
-        raise InvalidOption(f"this filter would choose all jobs: give at least one of {one}")
+        *most, last = [name for name in ("state", "queue", "task", "older_than", "error_type", "ids") if name in given]
+        raise InvalidOption(f"this filter would choose all jobs: give at least one of {', '.join(most)} and {last}")
     queue, task, limit = (said.get(name) for name in ("queue", "task", "limit"))
     if queue is not None:
         check_queue(queue)
@@ -147,12 +166,20 @@ def _filter(states: Sequence[str], others: Sequence[str], given: Mapping[str, An
         named or tuple(states),
         limit=given.get("limit"),
         older_than=None if older_than is None else seconds(older_than, "older_than"),
+        only=None if given.get("ids") is None else _only(given["ids"]),
         args=None if args is None else json_object(args, "args"),
         worker=worker,
         since=check_moment(given.get("since"), "since"),
         until=check_moment(given.get("until"), "until"),
         **{name: given.get(name) for name in ("queue", "task", "key", "error_type", "error")},
     )
+
+
+def _only(ids: Iterable[int]) -> tuple[int, ...]:
+    chosen = tuple(sorted(set(checked(ids))))
+    if not 1 <= len(chosen) <= CHOSEN_MOST:
+        raise InvalidOption(f"ids: give 1 to {CHOSEN_MOST:,} of them, not {len(chosen):,}; a filter has no such limit")
+    return chosen
 
 
 def finding(asked: Filter) -> Steps[list[int]]:

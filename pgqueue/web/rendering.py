@@ -95,6 +95,7 @@ def _environment() -> Environment:
     )
     made.globals["asset"] = asset
     made.filters |= {
+        "arguments": _arguments,
         "count": _count,
         "folded": folded,
         "iso": lambda at: at.astimezone(UTC).isoformat(timespec="milliseconds"),
@@ -117,6 +118,11 @@ def _printable(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in value)
+
+
+def _arguments(args: Mapping[str, Any]) -> str:
+    """The arguments of a job on one line: `order_id=7, to="a@example.com"`."""
+    return ", ".join(f"{name}={json.dumps(value, default=_plain, ensure_ascii=False)}" for name, value in args.items())
 
 
 def _count(value: Mapping[str, Any]) -> str:

@@ -6,10 +6,14 @@
 -- It looks at the first `most` rows. If there are more, it looks at as many again, in 40 equal stretches of the ids that follow: what it
 -- has not seen of a stretch is as what it has seen.
 WITH b AS MATERIALIZED (
-    SELECT {{filter}}, coalesce(pg_sequence_last_value('pgqueue.job_id_seq'::regclass), 0) AS up_to
+    SELECT {{bulk_filter}}, coalesce(pg_sequence_last_value('pgqueue.job_id_seq'::regclass), 0) AS up_to
+), first_walked AS MATERIALIZED (
+    SELECT w.id, w.enqueued_at, {{bulk_fits}} AS fits
+    FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, b.ids, 0, b.up_to, %(most)s::integer) AS w
+), first_caused AS MATERIALIZED (
+    {{bulk_caused}} FROM first_walked AS w CROSS JOIN b WHERE b.error_type IS NOT NULL AND w.fits GROUP BY b.error_type
 ), first AS MATERIALIZED (
-    SELECT w.id, {{bulk_fits}} AS fits
-    FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, 0, b.up_to, %(most)s::integer) AS w
+    SELECT w.id, w.fits AND (b.error_type IS NULL OR w.id IN (SELECT c.id FROM first_caused AS c)) AS fits FROM first_walked AS w CROSS JOIN b
 ), looked AS MATERIALIZED (
     SELECT count(*) AS n, count(*) FILTER (WHERE fits) AS fitting, coalesce(max(id), 0) AS last, count(*) < %(most)s::integer AS whole FROM first
 ), stretch AS MATERIALIZED (
@@ -18,12 +22,17 @@ WITH b AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT coalesce(pgqueue.bulk_last(b.states, b.up_to), 0)::numeric - looked.last AS ids) AS wide
     CROSS JOIN generate_series(0, 39) AS s
     WHERE NOT looked.whole AND wide.ids > 0
-), seen AS MATERIALIZED (
-    SELECT stretch.low, stretch.high, w.id, w.fits
+), seen_walked AS MATERIALIZED (
+    SELECT stretch.low, stretch.high, w.id, w.enqueued_at, w.fits
     FROM stretch CROSS JOIN LATERAL (
-        SELECT w.id, {{bulk_fits}} AS fits
-        FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, stretch.low, stretch.high, %(most)s::integer / 40) AS w
+        SELECT w.id, w.enqueued_at, {{bulk_fits}} AS fits
+        FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, NULL, stretch.low, stretch.high, %(most)s::integer / 40) AS w
     ) AS w
+), seen_caused AS MATERIALIZED (
+    {{bulk_caused}} FROM seen_walked AS w CROSS JOIN b WHERE b.error_type IS NOT NULL AND w.fits GROUP BY b.error_type
+), seen AS MATERIALIZED (
+    SELECT w.low, w.high, w.id, w.fits AND (b.error_type IS NULL OR w.id IN (SELECT c.id FROM seen_caused AS c)) AS fits
+    FROM seen_walked AS w CROSS JOIN b
 ), sized AS MATERIALIZED (
     SELECT count(*) < %(most)s::integer / 40 AS whole, count(*) FILTER (WHERE fits) AS fitting,
         (high - low)::float8 / (max(id) - low) AS share
@@ -40,9 +49,9 @@ FROM looked CROSS JOIN b;
 -- name: bulk_start
 -- A new operation, on jobs whose ids have been given by now, or up to a lower id. Workers hear of it.
 WITH b AS (
-    INSERT INTO pgqueue.bulk (actor, action, target, states, queue, task, ended_before, options, up_to, pace)
-    SELECT {{actor}}, %(action)s::text, %(target)s::text::jsonb, {{filter}}, %(options)s::text::jsonb,
-        least(%(up_to)s::bigint, coalesce(pg_sequence_last_value('pgqueue.job_id_seq'::regclass), 0)), %(pace)s::float8
+    INSERT INTO pgqueue.bulk (actor, action, target, states, queue, task, ended_before, ids, error_type, options, up_to, pace, note)
+    SELECT {{actor}}, %(action)s::text, %(target)s::text::jsonb, {{bulk_filter}}, %(options)s::text::jsonb,
+        least(%(up_to)s::bigint, coalesce(pg_sequence_last_value('pgqueue.job_id_seq'::regclass), 0)), %(pace)s::float8, %(note)s::text
     RETURNING *
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:control', 'bulk')::text END AS done FROM b WHERE %(notify)s::boolean

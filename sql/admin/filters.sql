@@ -5,6 +5,6 @@ WITH b AS MATERIALIZED (
     SELECT {{filter}}
 ), walked AS MATERIALIZED (
     SELECT w.id, {{bulk_fits}} AS fits
-    FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, %(after)s::bigint, 9223372036854775807, %(most)s::integer) AS w
+    FROM b CROSS JOIN LATERAL pgqueue.jobs_after(b.states, NULL, %(after)s::bigint, 9223372036854775807, %(most)s::integer) AS w
 )
 SELECT coalesce(json_agg(DISTINCT id ORDER BY id) FILTER (WHERE fits), '[]')::text, max(id) FROM walked;

@@ -26,7 +26,7 @@ GRANT SELECT, INSERT, DELETE ON pgqueue.paused_task TO :"role";
 GRANT SELECT, INSERT (actor, action, target, jobs, count, details) ON pgqueue.audit TO :"role";
 GRANT SELECT, INSERT ON pgqueue.supervisor_order TO :"role";
 -- `pgqueue bulk`: begin operations, take part in them, stop them. What names the row of the record is written by a trigger only.
-GRANT SELECT, INSERT (actor, action, target, states, queue, task, ended_before, options, up_to, pace),
+GRANT SELECT, INSERT (actor, action, target, states, queue, task, ended_before, ids, error_type, options, up_to, pace, note),
     UPDATE (fence, round, after, counts, changed, holder, leased_until, next_at, ended_at, stopped_by) ON pgqueue.bulk TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.bulk_job TO :"role";
 -- `pgqueue stack`.
@@ -55,7 +55,8 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.take_back(bigint[], timestamptz[]), pgqueue.forget_requests(bigint[], timestamptz[]), pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
     pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]), pgqueue.discard_ended(bigint[]),
     pgqueue.fits(text, boolean, text, text, timestamptz, text[], text, text, timestamptz),
-    pgqueue.jobs_after(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint, bigint[]),
+    pgqueue.jobs_after(text[], bigint[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint, bigint[]),
+    pgqueue.attempted(bigint[], timestamptz[], bigint, text, text),
     pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]), pgqueue.bulk_discard(bigint, bigint[]),
     pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text), pgqueue.why_lane(bigint),
     pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint), pgqueue.desired_workers(text, integer)

@@ -66,7 +66,8 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.refuse_lost(bigint), pgqueue.refuse_ended(bigint), pgqueue.advance_ring(text, boolean), pgqueue.forget_rows(regclass, tid[]), pgqueue.served(), pgqueue.restore_settings(), pgqueue.text_of(jsonb),
     pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
     pgqueue.fits(text, boolean, text, text, timestamptz, text[], text, text, timestamptz),
-    pgqueue.jobs_after(text[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint, bigint[]),
+    pgqueue.jobs_after(text[], bigint[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint, bigint[]),
+    pgqueue.attempted(bigint[], timestamptz[], bigint, text, text),
     pgqueue.take_waiting(bigint[], timestamptz[], text, text), pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]),
     pgqueue.bulk_discard(bigint, bigint[]),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.

@@ -1771,6 +1771,12 @@ CREATE TABLE pgqueue.bulk (
     queue        text        COLLATE "C",
     task         text        COLLATE "C",
     ended_before timestamptz,
+    -- Only these jobs. NULL: all that fit.
+    ids          bigint[]    CHECK (cardinality(ids) BETWEEN 1 AND 1000 AND array_position(ids, NULL) IS NULL),
+    -- Only jobs with an attempt that has failed with this class of errors.
+    error_type   text        COLLATE "C",
+    -- Why it was begun, for the record.
+    note         text        CHECK (octet_length(note) <= 2000),
     -- What else the action needs: a reason, a time, whether completed jobs are run again.
     options      jsonb       NOT NULL DEFAULT '{}',
     -- Ids above this one are not looked at.
@@ -1838,33 +1844,45 @@ RETURN (state = ANY (states) OR state = 'scheduled' AND retrying AND 'retrying' 
 
 -- The next `most` jobs after one id and up to another, in order, in the partitions that hold these states; another
 -- state of the same partition is among them. The state `retrying` stands for scheduled jobs that wait for another
--- attempt. No condition on rows but the ids: so `most` is a limit of the work.
-CREATE FUNCTION pgqueue.jobs_after(states text[], after bigint, up_to bigint, most integer)
-RETURNS TABLE (id bigint, state text, queue varchar, task varchar, finished_at timestamptz, retrying boolean) LANGUAGE plpgsql STABLE
+-- attempt. No condition on rows but the ids: so `most` is a limit of the work. With `chosen`, which are few, those of
+-- these jobs, in whatever state.
+CREATE FUNCTION pgqueue.jobs_after(states text[], chosen bigint[], after bigint, up_to bigint, most integer)
+RETURNS TABLE (
+    id bigint, state text, queue varchar, task varchar, finished_at timestamptz, retrying boolean, enqueued_at timestamptz
+) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 BEGIN
+    IF chosen IS NOT NULL THEN
+        RETURN QUERY
+        SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt > 0 OR j.crashes > 0, j.enqueued_at
+        FROM (SELECT DISTINCT each.id FROM unnest(jobs_after.chosen) AS each (id)
+              WHERE each.id > jobs_after.after AND each.id <= jobs_after.up_to) AS asked
+        CROSS JOIN LATERAL (SELECT j.* FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j
+        ORDER BY j.id LIMIT jobs_after.most;
+        RETURN;
+    END IF;
     RETURN QUERY
-    SELECT w.id, w.state, w.queue, w.task, w.finished_at, w.attempt > 0 OR w.crashes > 0 FROM (
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_scheduled j
+    SELECT w.id, w.state, w.queue, w.task, w.finished_at, w.attempt > 0 OR w.crashes > 0, w.enqueued_at FROM (
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes, j.enqueued_at FROM pgqueue.job_scheduled j
          WHERE jobs_after.states && ARRAY['scheduled', 'retrying'] AND j.id > jobs_after.after AND j.id <= jobs_after.up_to
          ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_available j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes, j.enqueued_at FROM pgqueue.job_available j
          WHERE 'available' = ANY (jobs_after.states) AND j.id > jobs_after.after AND j.id <= jobs_after.up_to ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_blocked j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes, j.enqueued_at FROM pgqueue.job_blocked j
          WHERE 'blocked' = ANY (jobs_after.states) AND j.id > jobs_after.after AND j.id <= jobs_after.up_to ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_running j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes, j.enqueued_at FROM pgqueue.job_running j
          WHERE 'running' = ANY (jobs_after.states) AND j.id > jobs_after.after AND j.id <= jobs_after.up_to ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_done j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes, j.enqueued_at FROM pgqueue.job_done j
          WHERE jobs_after.states && ARRAY['completed', 'skipped'] AND j.id > jobs_after.after AND j.id <= jobs_after.up_to
          ORDER BY j.id LIMIT jobs_after.most)
         UNION ALL
-        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes FROM pgqueue.job_dead j
+        (SELECT j.id, j.state, j.queue, j.task, j.finished_at, j.attempt, j.crashes, j.enqueued_at FROM pgqueue.job_dead j
          WHERE jobs_after.states && ARRAY['failed', 'cancelled'] AND j.id > jobs_after.after AND j.id <= jobs_after.up_to
          ORDER BY j.id LIMIT jobs_after.most)
     ) AS w ORDER BY w.id LIMIT jobs_after.most;
@@ -1902,7 +1920,7 @@ BEGIN
     RETURN QUERY SELECT j.id FROM pgqueue.job j
     WHERE j.id = ANY (bulk_lock.ids) AND j.state <> 'running'
       AND pgqueue.fits(j.state, j.attempt > 0 OR j.crashes > 0, j.queue, j.task, j.finished_at, b.states, b.queue, b.task, b.ended_before)
-    FOR UPDATE SKIP LOCKED;
+    FOR UPDATE SKIP LOCKED;  -- what its attempts have failed with was asked before: no attempt goes
     IF 'running' = ANY (b.states) THEN
         RETURN QUERY SELECT r.id FROM pgqueue.job_running r
         WHERE r.id = ANY (bulk_lock.ids)
@@ -1922,9 +1940,16 @@ DECLARE
     b pgqueue.bulk;
 BEGIN
     SELECT * INTO b FROM pgqueue.bulk WHERE bulk.id = bulk_meant.bulk AND bulk.action = bulk_meant.action AND bulk.ended_at IS NULL;
-    RETURN QUERY SELECT j.id, j.enqueued_at FROM pgqueue.job j
-    WHERE j.id = ANY (bulk_meant.ids) AND j.id <= b.up_to AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
-      AND pgqueue.fits(j.state, false, j.queue, j.task, j.finished_at, b.states, b.queue, b.task, b.ended_before);
+    RETURN QUERY
+    WITH meant AS MATERIALIZED (
+        SELECT j.id, j.enqueued_at FROM pgqueue.job j
+        WHERE j.id = ANY (bulk_meant.ids) AND j.id <= b.up_to AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')
+          AND (b.ids IS NULL OR j.id = ANY (b.ids))
+          AND pgqueue.fits(j.state, false, j.queue, j.task, j.finished_at, b.states, b.queue, b.task, b.ended_before)
+    )
+    SELECT m.id, m.enqueued_at FROM meant AS m
+    WHERE b.error_type IS NULL OR m.id IN (
+        SELECT pgqueue.attempted(array_agg(each.id), array_agg(each.enqueued_at), NULL, b.error_type, NULL) FROM meant AS each);
 END $$;
 COMMENT ON FUNCTION pgqueue.bulk_meant IS
     'Part of an operation by filter: for no other caller.';
@@ -1966,7 +1991,7 @@ BEGIN
     END IF;
     IF TG_OP = 'INSERT' THEN
         INSERT INTO pgqueue.audit (actor, action, target, count, details)
-        VALUES (NEW.actor, 'bulk ' || NEW.action, NEW.target, 0, NEW.options || jsonb_build_object('bulk', NEW.id, 'up_to', NEW.up_to))
+        VALUES (NEW.actor, 'bulk ' || NEW.action, NEW.target, 0, NEW.options || jsonb_strip_nulls(jsonb_build_object('bulk', NEW.id, 'up_to', NEW.up_to, 'note', NEW.note)))
         RETURNING at, id INTO NEW.audit_at, NEW.audit_id;
     ELSE
         UPDATE pgqueue.audit a SET count = NEW.changed WHERE a.at = NEW.audit_at AND a.id = NEW.audit_id;

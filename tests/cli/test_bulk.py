@@ -70,6 +70,22 @@ def test_each_action_and_its_options(dsn: str, eyes: Eyes) -> None:
     assert found["counts"] == {"discarded": 5} and eyes.states() == {}
 
 
+@pytest.mark.promise("F301")
+def test_the_jobs_of_a_cause_with_a_note(dsn: str, eyes: Eyes) -> None:
+    failed, _ = put(eyes, 2)
+    eyes.do(
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
+        "outcome, error_type) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', 'KeyError' FROM pgqueue.job "
+        "WHERE id = %s",
+        failed,
+    )
+    chosen = ["bulk", "retry", "--error-type", "KeyError", "--note", "the key is there"]
+    no = command(*chosen, dsn=dsn, stdin="n\n")
+    assert "Retry 1 job with KeyError" in no.stderr
+    [found] = items(command(*chosen, "--yes", "--json", dsn=dsn))
+    assert (found["ids"], found["note"]) == ({"retried": [failed]}, "the key is there")
+
+
 @pytest.mark.promise("F89")
 @pytest.mark.parametrize(
     "arguments",

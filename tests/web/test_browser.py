@@ -191,7 +191,7 @@ def test_an_operator_filters_opens_and_retries_a_job_and_all_of_a_filter(
         page.goto(f"{operator.url}/jobs?state=failed&task=cards.charge")
         page.get_by_role("link", name="retry…").click()
         page.get_by_text("8 jobs fit now").wait_for()
-        page.get_by_role("button", name="Retry them").click()
+        page.get_by_role("button", name="Retry 8 jobs").click()
         page.get_by_role("heading", name=re.compile(r"Operation \d+: retry, (done|over|ended|completed)")).wait_for()
         assert page.get_by_text("8 changed").is_visible()
         operator.go("/jobs?state=failed")
@@ -205,7 +205,7 @@ def test_an_operator_cancels_all_jobs_of_a_queue_and_sees_the_progress(operator:
     page.get_by_role("link", name="cancel…").click()
     page.get_by_text("40 jobs fit now: state available, queue mail").wait_for()
     page.get_by_label("Jobs a second at most").fill("20")
-    page.get_by_role("button", name="Cancel them").click()
+    page.get_by_role("button", name="Cancel 40 jobs").click()
     page.get_by_role("heading", name=re.compile(r"Operation \d+: cancel, running")).wait_for()
     with workers(tmp_path, dsn, TASKS) as fleet:  # one that does not serve the queue, and leads
         fleet.ready()

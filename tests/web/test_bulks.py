@@ -30,8 +30,9 @@ async def handler() -> None: ...
 def failed(eyes: Eyes) -> list[int]:
     """Five failed jobs of one task and one of another."""
     eyes.do(
-        "INSERT INTO pgqueue.job (task, state, finished_at, bin, reason) "
-        "SELECT CASE WHEN n < 6 THEN 'web.bulk' ELSE 'web.other' END, 'failed', now(), 0, 'error' "
+        "INSERT INTO pgqueue.job (task, state, finished_at, bin, reason, args) "
+        "SELECT CASE WHEN n < 6 THEN 'web.bulk' ELSE 'web.other' END, 'failed', now(), 0, 'error', "
+        "jsonb_build_object('order_id', n, 'api_key', 's3cr3t') "
         "FROM generate_series(1, 6) AS n"
     )
     return [id for (id,) in eyes.all("SELECT id FROM pgqueue.job WHERE task = 'web.bulk' ORDER BY id")]
@@ -168,6 +169,69 @@ async def test_to_stop_an_operation_needs_the_right_to_its_action(
         async with dashboard_of(dsn, lambda visitor, rights=rights: rights) as made, browsing(made) as browser:
             assert (await browser.post(f"/bulk/{begun.id}/stop", headers=SAME_SITE)).status_code == status
         assert (pgqueue.get_bulk(eyes.conn, begun.id).stopped_by is None) == (status == 403)
+
+
+@pytest.mark.promise("F300")
+async def test_chosen_jobs_are_previewed_and_retried_and_no_other(dsn: str, eyes: Eyes, failed: list[int]) -> None:
+    chosen = {"chosen": "1", "state": "failed", "id": [str(id) for id in failed[:4]]}
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        listed = await browser.get("/jobs?state=failed&limit=3")
+        assert len(re.findall(r'type="checkbox" name="id" value="(\d+)"', listed.text)) == 3
+        preview = await browser.get("/bulk/new", params={"action": "retry", **chosen})
+        assert (
+            "<h1>Retry 4 jobs?</h1>" in preview.text and "4 jobs fit now: 4 chosen jobs, state failed" in preview.text
+        )
+        assert [f"/jobs/{id}" for id in failed[:3]] == links(preview, "/jobs/")
+        assert "order_id=3" in preview.text and "•••" in preview.text and "s3cr3t" not in preview.text
+        assert form(preview)["id"] == chosen["id"]
+        answer = await browser.post("/bulk", data=form(preview) | {"note": "bank is back"}, headers=SAME_SITE)
+        async with work(dsn, handler, poll=0.2):
+            await until(lambda: {each.state for each in pgqueue.bulks(eyes.conn)} == {"done"})
+        shown = await browser.get(answer.headers["location"])
+        assert "4 chosen jobs" in shown.text and "bank is back" in shown.text and "4 changed" in shown.text
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE task = 'web.bulk' AND state = 'failed'") == 1
+
+
+@pytest.mark.promise("F300")
+@pytest.mark.parametrize("action", ["retry", "discard"])
+async def test_without_a_chosen_job_nothing_is_done(dsn: str, eyes: Eyes, failed: list[int], action: str) -> None:
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        fields = {"action": action, "state": "failed", "chosen": "1"}
+        for answer in (
+            await browser.post("/bulk", data=fields, headers=SAME_SITE),
+            await browser.get("/bulk/new", params=fields),
+        ):
+            assert answer.status_code == 400 and "Choose jobs by their boxes first." in answer.text
+        for id in ("x", "0", "-1"):
+            answer = await browser.post("/bulk", data=fields | {"id": id}, headers=SAME_SITE)
+            assert answer.status_code == 400
+    assert pgqueue.bulks(eyes.conn) == []
+
+
+@pytest.mark.promise("F300")
+async def test_chosen_jobs_that_do_not_fit_are_told(dsn: str, eyes: Eyes, failed: list[int]) -> None:
+    pgqueue.retry(eyes.conn, failed[0])
+    begun = pgqueue.bulk(eyes.conn, "retry", ids=failed[:2])
+    async with work(dsn, queues=["none"], poll=0.2):
+        await until(lambda: pgqueue.get_bulk(eyes.conn, begun.id).state == "done")
+    async with reading(dsn) as browser:
+        page = await browser.get(f"/bulk/{begun.id}")
+    assert "1 chosen job had another state by then, or was gone" in page.text
+
+
+@pytest.mark.promise("F300")
+async def test_only_the_rights_that_one_has_are_offered_for_chosen_jobs(dsn: str, failed: list[int]) -> None:
+    some: list[tuple[Any, set[str]]] = [
+        (ACTIONS, {"retry", "discard"}),
+        (ACTIONS - {"discard"}, {"retry"}),
+        (ACTIONS - {"bulk"}, set()),
+        ("read", set()),
+    ]
+    for rights, offered in some:
+        async with dashboard_of(dsn, lambda visitor, rights=rights: rights) as made, browsing(made) as browser:
+            page = await browser.get("/jobs?state=failed")
+            assert set(re.findall(r'name="action" value="(\w+)"', page.text)) == offered
+            assert ('type="checkbox" name="id"' in page.text) == bool(offered)
 
 
 @pytest.mark.promise("F146")

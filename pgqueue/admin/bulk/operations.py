@@ -25,7 +25,7 @@ from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import BulkNotFound, InvalidOption
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.states import DEAD, DONE, ENDED, LIVE, RETRYING, WAITING
-from pgqueue.jobs.values import HIGHEST_ID, aware, check_limit, number, per, whole
+from pgqueue.jobs.values import HIGHEST_ID, aware, check_limit, check_text, number, per, whole
 
 STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cancel": (LIVE, (RETRYING,)),
@@ -37,6 +37,7 @@ STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 LOOKED_MOST = 10_000
 """A preview looks at so many rows, and at as many again for an estimate."""
 LIMIT_MOST = 1_000
+NOTE_MOST = 500  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class Bulk:
     - `after`: the jobs up to this id have been dealt with, of those up to `up_to`. `round` is above 0 when jobs that
       were locked are tried again.
     - `pace` is how many jobs a second at most; None: as many as there are.
+    - `note` says why it was begun, for the record.
     - `holder` is the process that works on it just now.
 
     The reasons are words of `admin/answers.py`, which says what each means. Jobs that were changed are `cancelled`,
@@ -82,6 +84,7 @@ class Bulk:
     after: int
     round: int
     pace: float | None
+    note: str | None
     counts: Mapping[str, int]
     changed: int
     holder: str | None
@@ -102,6 +105,8 @@ def preview_bulk(
     queue: str | None = None,
     task: str | None = None,
     older_than: float | timedelta | str | None = None,
+    error_type: str | None = None,
+    ids: Iterable[int] | None = None,
     again: bool = False,
 ) -> Statement[BulkPreview]:
     """Return how many jobs an operation would find now, some of their ids, and the highest id that has been given.
@@ -112,13 +117,15 @@ def preview_bulk(
 
         found = pgqueue.preview_bulk(conn, "retry", state="failed", task="mail.send")
     """
-    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
+    asked = _filter(
+        action, again, state=state, queue=queue, task=task, older_than=older_than, error_type=error_type, ids=ids
+    )
 
     def read(rows: list[Row]) -> BulkPreview:
         said = json.loads(rows[0][0])
         return BulkPreview(Count(said["n"], said["exact"]), tuple(said["ids"]), said["up_to"])
 
-    return named("bulk_preview", read, **asked.params(), most=LOOKED_MOST)
+    return named("bulk_preview", read, **asked.of_operation(), most=LOOKED_MOST)
 
 
 apreview_bulk = twin(preview_bulk)
@@ -134,11 +141,14 @@ def bulk(
     queue: str | None = None,
     task: str | None = None,
     older_than: float | timedelta | str | None = None,
+    error_type: str | None = None,
+    ids: Iterable[int] | None = None,
     up_to: int | None = None,
     pace: float | str | None = None,
     reason: str | None = None,
     again: bool = False,
     at: datetime | None = None,
+    note: str | None = None,
     actor: str | None = None,
 ) -> Statement[Bulk]:
     """Begin an operation on all jobs that fit: "cancel", "retry", "discard" or "reschedule". Return it.
@@ -150,29 +160,35 @@ def bulk(
     - The filter: `state`, one or several (default: those that the action is for; "retrying" are the scheduled jobs that
       wait for another attempt), `queue`, `task` (its name), and `older_than`, for jobs that ended longer ago (seconds,
       a timedelta, "2h"). A job fits if it does when its turn comes.
+    - `error_type`: an attempt has failed with an exception of this class, as `find` asks for it.
+    - `ids`: only these jobs, 1,000 at most. Those that do not fit otherwise are left alone, and not counted.
     - `up_to`: only jobs with at most this id, as of a preview. Default: all ids given by now. So a retry does not go
       after jobs that fail again meanwhile.
     - `pace`: jobs a second at most, as a number or "50/s", "300/minute".
     - `reason` is for a cancel, `at` (a datetime with a time zone; required) for a reschedule. With `again` a retry runs
       completed jobs, too, whose state must then be named.
+    - `note`: why, for the record; 500 characters at most.
 
     The operation is one row of the record (`audit`), by `actor`, whose count grows with each step. Raises InvalidOption
     for an unknown action, a filter that would choose all jobs, and options that the action does not have.
 
         begun = pgqueue.bulk(conn, "retry", state="failed", task="mail.send", pace="50/s")
     """
-    asked = _filter(action, again, state=state, queue=queue, task=task, older_than=older_than)
+    asked = _filter(
+        action, again, state=state, queue=queue, task=task, older_than=older_than, error_type=error_type, ids=ids
+    )
     options = _options(action, reason=reason, again=again, at=at)
     return named(
         "bulk_start",
         lambda rows: _read(rows[0]),
-        **asked.params(),
+        **asked.of_operation(),
         actor=actor_of(actor),
         action=action,
         target=json.dumps(asked.named()),
         options=json.dumps(options),
         up_to=HIGHEST_ID if up_to is None else _whole(up_to, "up_to", 0),
         pace=None if pace is None else pace_of(pace),
+        note=None if note is None else _noted(note),
         notify=client()[1],
     )
 
@@ -288,6 +304,13 @@ def _options(action: str, *, reason: str | None, again: bool, at: datetime | Non
             raise InvalidOption(f"at {at!r}: give a datetime with a time zone")
         return {"at": str(aware(at))}
     return {}
+
+
+def _noted(note: str) -> str:
+    check_text(note, "note")
+    if len(note) > NOTE_MOST:
+        raise InvalidOption(f"note: give {NOTE_MOST} characters at most, not {len(note):,}")
+    return note
 
 
 def _whole(value: int, what: str, least: int) -> int:

@@ -103,12 +103,14 @@ def filtering(states: Sequence[str], *, ended: bool) -> Callable[[F], F]:
         options = [
             click.option("--detach", is_flag=True, help="Begin it, and let a worker do it."),
             click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--note", help="Why, for the record."),
             click.option("--pace", metavar="N/s", help="Jobs a second at most, such as 50/s, 300/minute."),
+            click.option("--error-type", metavar="NAME", help="All with an attempt that failed with this exception."),
             choosing(states),
         ]
         if ended:
             options.insert(
-                3, click.option("--older-than", type=Duration(), metavar="TIME", help="Ended longer ago: 2h.")
+                4, click.option("--older-than", type=Duration(), metavar="TIME", help="Ended longer ago: 2h.")
             )
         for option in (database, as_json, actor, *options):
             command = option(command)
@@ -165,7 +167,7 @@ def _act(action: str, given: dict[str, Any]) -> None:
     as_json, yes, detach = (given.pop(name) for name in ("as_json", "yes", "detach"))
     chosen = read(given)
     if not chosen:
-        raise click.UsageError("choose with --state, --queue, --task")
+        raise click.UsageError("choose with --state, --queue, --task, --error-type")
     how = {name: value for name, value in given.items() if value is not None and value is not False}
     with connected("bulk") as conn:
         found = operations.preview_bulk(conn, action, again="again" in how, **chosen)
@@ -185,6 +187,7 @@ def _act(action: str, given: dict[str, Any]) -> None:
 def _question(action: str, found: BulkPreview, chosen: dict[str, Any]) -> str:
     parts = [f"of task {plain(chosen['task'])}"] if "task" in chosen else []
     parts += [f"in queue {plain(chosen['queue'])}"] if "queue" in chosen else []
+    parts += [f"with {plain(chosen['error_type'])}"] if "error_type" in chosen else []
     parts += [f"now {' or '.join(chosen['state'])}"] if "state" in chosen else []
     parts += [f"that ended more than {span(chosen['older_than'])} ago"] if "older_than" in chosen else []
     ids = ", ".join(map(str, found.ids)) + (" …" if found.count.n > len(found.ids) else "")

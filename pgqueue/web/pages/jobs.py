@@ -25,7 +25,7 @@ LIMIT_MOST = 500
 DEPTH_MOST = 20
 ROOM = 1 << 20
 """So many bytes of values a list reads. It shows none of them as HTML, but must know them to hide them in texts."""
-BULK = ("state", "queue", "task")
+BULK = ("state", "queue", "task", "error_type")
 """The filters that an operation on all jobs knows, too."""
 KEYS = ("key", "lock_key", "limit_key", "rate_key", "unique_key", "idempotency_key")
 """Where a job shows what the filter `key` looks for."""
@@ -62,7 +62,6 @@ def _criteria(asked: Asked) -> dict[str, Any]:
         "key": key,
         "args": args,
         "worker": asked.number("worker"),
-        "error_type": error_type,
         "error": error,
         "since": moment(asked.value("since"), "since"),
         "until": moment(asked.value("until"), "until"),
@@ -73,7 +72,8 @@ def _criteria(asked: Asked) -> dict[str, Any]:
 
 def chosen(values: Callable[[str], Sequence[str]], value: Callable[[str], str | None]) -> dict[str, Any]:
     """The parts of a filter that a list and an operation have, of the URL or of a form (`Asked`)."""
-    return {"state": values("state") or None, "queue": value("queue"), "task": value("task")}
+    found: dict[str, Any] = {name: value(name) for name in BULK}
+    return found | {"state": values("state") or None}
 
 
 def _after(place: str | None) -> int | str | None:
@@ -83,7 +83,7 @@ def _after(place: str | None) -> int | str | None:
 
 def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
     """What the form shows again, and the URL of the page behind this one."""
-    again = [(key, value) for key, value in asked.given if key not in ("after", "did")]
+    again = [(key, value) for key, value in asked.given if key not in ("after", "did", "chosen")]
     named = {key for key, _ in again} - {"limit"}
     return {
         "states": ASKED,
@@ -99,6 +99,9 @@ def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
             (action, urlencode([("action", action), *again]))
             for action in offered(asked.values("state"), named, asked.rights)
         ],
+        "actions": possible(asked.values("state"), asked.rights),
+        "all_chosen": asked.value("chosen") == "page",
+        "choose_all": urlencode([*asked.given, ("chosen", "page")]),
     }
 
 
@@ -110,7 +113,14 @@ def offered(chosen: Sequence[str], filters: Iterable[str], rights: Iterable[str]
     >>> offered(["failed"], ["state", "key"], {"bulk", "retry", "cancel"})
     []
     """
-    if "bulk" not in rights or not set(filters) & set(BULK) or set(filters) - set(BULK):
+    if not set(filters) & set(BULK) or set(filters) - set(BULK):
+        return []
+    return possible(chosen, rights)
+
+
+def possible(chosen: Sequence[str], rights: Iterable[str]) -> list[str]:
+    """The actions that can be done to chosen jobs of a list of these states: what the rights allow."""
+    if "bulk" not in rights:
         return []
     return [
         action for action, (states, others) in STATES.items() if action in rights and set(chosen) <= {*states, *others}
@@ -166,11 +176,16 @@ def refused_filter(
         or any(redaction.hides(("key",), f"{kind}:{key}") for kind in KINDS)
     ):
         return "this key is redacted, so jobs cannot be filtered by it"
-    if error_type is not None and any(redaction.hides(path, error_type) for path in ERROR_TYPES):
+    if hides_class(error_type, redaction):
         return "this class of errors is redacted, so jobs cannot be filtered by it"
     if error is not None and redaction.active:
         return "errors cannot be searched while anything is redacted; the page of errors groups them"
     return None
+
+
+def hides_class(error_type: str | None, redaction: Redaction) -> bool:
+    """Whether a job or a group of errors does not show this class of errors."""
+    return error_type is not None and any(redaction.hides(path, error_type) for path in ERROR_TYPES)
 
 
 def moment(text: str | None, name: str) -> datetime | None:

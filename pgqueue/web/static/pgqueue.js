@@ -89,6 +89,7 @@
     for (const each of touched) if (!differs(each)) touched.delete(each);
     const active = document.activeElement, selection = getSelection();
     return pressed || touched.size > 0
+      || [...main.querySelectorAll("input[type=checkbox]:checked")].some(differs) // also where the browser has ticked it again
       || (main.contains(active) && active.matches("input:not([type=checkbox], [type=radio]), textarea, select"))
       || (selection !== null && !selection.isCollapsed && main.contains(selection.anchorNode));
   }

@@ -15,7 +15,7 @@ from roles import Role, refused, role
 from workers import Eyes
 
 import pgqueue
-from pgqueue.admin.bulk import runner, steps
+from pgqueue.admin.bulk import operations, runner, steps
 from pgqueue.admin.bulk.operations import pace_of
 from pgqueue.database import drivers, statements
 
@@ -100,6 +100,83 @@ def test_jobs_that_an_operation_has_left_out_were_not_changed_by_it(app: Conn) -
     begun = pgqueue.bulk(app, "retry", state="failed", actor="ann")
     app.execute("INSERT INTO pgqueue.bulk_job (bulk_id, reason, job_id) VALUES (%s, 'held', %s)", [begun.id, job])
     assert pgqueue.audit(app, job=job) == []
+
+
+def fail(app: Conn, ids: list[int], error_type: str) -> None:
+    """An attempt of each of these jobs that has failed with this class of errors."""
+    app.execute(
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
+        "outcome, error_type) SELECT id, enqueued_at, 1, 1, 1, now(), now(), "
+        "(SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), 'error', %s FROM pgqueue.job WHERE id = ANY (%s)",
+        [error_type, ids],
+    )
+
+
+@pytest.mark.promise("F300")
+@pytest.mark.parametrize("most", [1, 1000])
+@pytest.mark.parametrize("action", ["cancel", "retry", "discard", "reschedule"])
+def test_the_chosen_jobs_are_changed_and_no_other(
+    app: Conn, action: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them does not fit by its state, one is not there. The steps look at no other job."""
+    monkeypatch.setattr(steps, "STEP_MOST", most)
+    monkeypatch.setattr(steps, "WALK_MOST", 5)
+    state, wrong = ("scheduled", "failed") if action in ("cancel", "reschedule") else ("failed", "scheduled")
+    first, *_, second, _ = put(app, 9, state)
+    [elsewhere] = put(app, 1, wrong)
+    chosen = [second, first, elsewhere, second + 1_000]
+    found = pgqueue.preview_bulk(app, action, ids=chosen)
+    assert (found.count.n, found.count.exact, found.ids) == (2, True, (first, second))
+    more: dict[str, Any] = {"at": LATER} if action == "reschedule" else {}
+    begun = pgqueue.bulk(app, action, ids=chosen, note="by hand", **more)
+    done = finish(app, begun.id)
+    assert (done.changed, done.left_out, done.note) == (2, 0, "by hand")
+    assert [ids for ids in done.ids.values()] == [(first, second)]
+    assert states(app).get(state, 0) == (9 if action == "reschedule" else 7) and states(app)[wrong] == 1
+    [entry] = pgqueue.audit(app)
+    assert entry.target["ids"] == sorted(chosen) and entry.details["note"] == "by hand"
+
+
+@pytest.mark.promise("F301")
+@pytest.mark.parametrize("most", [1, 1000])
+def test_an_operation_takes_the_jobs_of_a_cause_that_a_list_has(
+    app: Conn, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "STEP_MOST", most)
+    monkeypatch.setattr(steps, "WALK_MOST", 2)
+    for task in ("bulk.task", "bulk.other"):
+        for error_type in ("KeyError", "ValueError"):
+            fail(app, put(app, 3, task=task), error_type)
+    put(app, 2)
+    asked: dict[str, Any] = {"state": "failed", "task": "bulk.task", "error_type": "KeyError"}
+    listed = sorted(job.id for job in pgqueue.find(app, **asked))
+    found = pgqueue.preview_bulk(app, "retry", **asked)
+    assert (found.count.n, found.ids) == (3, tuple(listed)) and len(listed) == 3
+    done = finish(app, pgqueue.bulk(app, "retry", **asked).id)
+    assert done.ids == {"retried": tuple(listed)} and done.target["error_type"] == "KeyError"
+    assert states(app) == {"available": 3, "failed": 11}
+
+
+@pytest.mark.promise("F301")
+def test_the_number_of_jobs_of_a_cause_beside_many_others_is_an_estimate(
+    app: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "LOOKED_MOST", 80)
+    fail(app, put(app, 400)[::2], "KeyError")
+    found = pgqueue.preview_bulk(app, "retry", error_type="KeyError")
+    assert not found.count.exact and 180 <= found.count.n <= 220
+
+
+@pytest.mark.promise("F300")
+@pytest.mark.parametrize("ids", [[], [0], ["7"], list(range(1, 1_002))], ids=lambda ids: f"{len(ids)}")
+def test_what_is_no_choice_of_jobs_is_refused(app: Conn, ids: list[Any]) -> None:
+    put(app, 1)
+    for call in (pgqueue.preview_bulk, pgqueue.bulk):
+        with pytest.raises(pgqueue.InvalidOption, match="ids"):
+            call(app, "retry", ids=ids)
+    with pytest.raises(pgqueue.InvalidOption, match="500 characters"):
+        pgqueue.bulk(app, "retry", task="bulk.task", note="x" * 501)
+    assert pgqueue.bulks(app) == []
 
 
 ACTIONS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, int]]] = {
@@ -813,6 +890,19 @@ def test_a_worker_may_take_only_what_an_open_operation_means(app: Conn, role: Ro
         for action in ("retry", "cancel"):
             assert conn.execute(discarded, [begun[action], ids]).fetchall() == []
         assert conn.execute(discarded, [begun["discard"], ids]).fetchall() == meant
+
+
+@pytest.mark.promise("F89")
+@pytest.mark.parametrize("by", ["ids", "error_type"])
+def test_a_worker_may_take_only_the_chosen_jobs_and_those_of_the_cause(app: Conn, role: Role, by: str) -> None:
+    fits, other = put(app, 2)
+    fail(app, [fits], "KeyError")
+    fail(app, [other], "ValueError")
+    chosen: dict[str, Any] = {"ids": [fits]} if by == "ids" else {"error_type": "KeyError"}
+    began = pgqueue.bulk(app, "discard", **chosen).id
+    with psycopg.connect(role("work")) as conn:
+        taken = conn.execute("SELECT id FROM pgqueue.bulk_discard(%s, %s) WHERE discarded", [began, [fits, other]])
+        assert taken.fetchall() == [(fits,)]
 
 
 @pytest.mark.promise("F89")

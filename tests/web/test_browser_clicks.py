@@ -1,0 +1,71 @@
+"""What operators have to do, and in how many clicks from the overview; typing and Enter are not counted.
+
+Each with JavaScript and without. One browser and one server for all tests here; the database is that of a shop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from browsers import Tab, tab
+from web_processes import OPERATOR, serving
+
+import pgqueue
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator
+
+pytestmark = [pytest.mark.second]
+
+
+@pytest.fixture(scope="module")
+def url(shop: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A dashboard in a process of its own."""
+    with serving(shop, tmp_path_factory.mktemp("web") / "log", "--auth") as url:
+        yield url
+
+
+class Hand:
+    """Clicks, and counts them."""
+
+    def __init__(self, at: Tab) -> None:
+        self.at, self.page, self.clicks = at, at.page, 0
+
+    def click(self, *places: Locator) -> None:
+        for place in places:
+            place.click()
+            self.clicks += 1
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["with JavaScript", "without"])
+def operator(browser: Browser, url: str, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    """A tab in which an operator has signed in."""
+    with tab(browser, url, java_script_enabled=request.param) as made:
+        made.sign_in(OPERATOR)
+        yield made
+
+
+@pytest.fixture
+def hand(operator: Tab) -> Iterator[Hand]:
+    """On the overview."""
+    operator.go("/")
+    yield Hand(operator)
+    operator.clean()
+
+
+@pytest.mark.promise("F300")
+def test_to_retry_three_chosen_jobs_takes_five_clicks(hand: Hand, shop: str) -> None:
+    page = hand.page
+    hand.click(page.get_by_role("link", name="failed").first)
+    boxes = page.get_by_role("checkbox", name="Choose job")
+    chosen = [int(boxes.nth(n).input_value()) for n in (0, 2, 3)]
+    hand.click(*(boxes.nth(n) for n in (0, 2, 3)))
+    hand.click(page.get_by_role("button", name="Retry", exact=True))
+    page.get_by_role("status").get_by_text("The operation has begun.").wait_for()
+    assert hand.clicks == 5
+    with psycopg.connect(shop) as conn:
+        [begun] = pgqueue.bulks(conn, limit=1)
+        assert (begun.action, begun.target["ids"]) == ("retry", sorted(chosen))
