@@ -56,6 +56,21 @@ def hand(operator: Tab) -> Iterator[Hand]:
     operator.clean()
 
 
+@pytest.mark.promise("F301")
+def test_to_retry_all_jobs_of_a_cause_takes_three_clicks_with_a_preview(hand: Hand, shop: str) -> None:
+    page = hand.page
+    hand.click(page.get_by_role("link", name="Errors", exact=True))
+    hand.click(page.get_by_role("link", name="Retry all failed jobs of cards.charge with CardDeclined"))
+    page.get_by_text("jobs fit now: state failed, task cards.charge, error CardDeclined").wait_for()
+    assert page.locator(".ranked li").count() == 3
+    hand.click(page.get_by_role("button", name="Retry 9 jobs"))
+    page.get_by_role("status").get_by_text("The operation has begun.").wait_for()
+    assert hand.clicks == 3
+    with psycopg.connect(shop) as conn:
+        [begun] = pgqueue.bulks(conn, limit=1)
+        assert begun.target == {"states": ["failed"], "task": "cards.charge", "error_type": "CardDeclined"}
+
+
 @pytest.mark.promise("F300")
 def test_to_retry_three_chosen_jobs_takes_five_clicks(hand: Hand, shop: str) -> None:
     page = hand.page

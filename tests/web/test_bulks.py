@@ -192,6 +192,61 @@ async def test_chosen_jobs_are_previewed_and_retried_and_no_other(dsn: str, eyes
     assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE task = 'web.bulk' AND state = 'failed'") == 1
 
 
+@pytest.fixture
+def cause(eyes: Eyes, failed: list[int]) -> list[int]:
+    """Two of the failed jobs, and one of another task, have failed with a KeyError. All are in one group of errors."""
+    eyes.do(
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
+        "outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', 'KeyError', 'x' "
+        "FROM pgqueue.job WHERE id = ANY (%s)",
+        [failed[0], failed[2], failed[-1] + 1],
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, first_at, last_at, count, job_ids) "
+        "VALUES ('a', 'default', 'web.bulk', 'KeyError', now(), now(), 2, '{}')"
+    )
+    return [failed[0], failed[2]]
+
+
+@pytest.mark.promise("F301")
+async def test_all_jobs_of_a_cause_are_retried(dsn: str, eyes: Eyes, cause: list[int]) -> None:
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        [retry] = links(await browser.get("/errors"), "/bulk/new?")
+        listed = links(await browser.get("/jobs?state=failed&task=web.bulk&error_type=KeyError"), "/bulk/new?")
+        assert retry in listed
+        preview = await browser.get(retry)
+        assert "2 jobs fit now: state failed, task web.bulk, error KeyError" in preview.text
+        assert links(preview, "/jobs/") == [f"/jobs/{id}" for id in cause]
+        answer = await browser.post("/bulk", data=form(preview), headers=SAME_SITE)
+        async with work(dsn, handler, poll=0.2):
+            await until(lambda: {each.state for each in pgqueue.bulks(eyes.conn)} == {"done"})
+        page = await browser.get(answer.headers["location"])
+        assert "2 changed, 0 left out" in page.text
+        assert "/jobs?task=web.bulk&state=failed&error_type=KeyError" in links(page, "/jobs?")
+    for rights in (ACTIONS - {"retry"}, ACTIONS - {"bulk"}, "read"):
+        async with dashboard_of(dsn, lambda visitor, rights=rights: rights) as made, browsing(made) as browser:
+            assert links(await browser.get("/errors"), "/bulk/new?") == []
+
+
+@pytest.mark.promise("F301")
+async def test_a_class_of_errors_that_is_redacted_chooses_no_job(dsn: str, eyes: Eyes, cause: list[int]) -> None:
+    def hide(path: tuple[str, ...], value: Any) -> Any:
+        return "hidden" if path[-1] == "error_type" else value
+
+    begun = pgqueue.bulk(eyes.conn, "retry", error_type="KeyError")
+    fields = {"action": "retry", "state": "failed", "error_type": "KeyError"}
+    async with dashboard_of(dsn, lambda visitor: ACTIONS, redact_with=hide) as made, browsing(made) as browser:
+        for answer in (
+            await browser.get("/bulk/new", params=fields),
+            await browser.post("/bulk", data=fields, headers=SAME_SITE),
+        ):
+            assert answer.status_code == 400 and "redacted" in answer.text
+        for path in ("/bulk", f"/bulk/{begun.id}"):
+            for accept in ("text/html", "application/json"):
+                assert "KeyError" not in (await browser.get(path, headers={"accept": accept})).text
+    assert pgqueue.bulks(eyes.conn, limit=2)[0].id == begun.id
+
+
 @pytest.mark.promise("F300")
 @pytest.mark.parametrize("action", ["retry", "discard"])
 async def test_without_a_chosen_job_nothing_is_done(dsn: str, eyes: Eyes, failed: list[int], action: str) -> None:

@@ -52,6 +52,7 @@ async def errors(asked: Asked) -> Page:
     view = {
         "asked": {name: asked.value(name) or "" for name in ("queue", "task", "since")},
         "shows_messages": not asked.redaction.active,
+        "may_retry": {"bulk", "retry"} <= set(asked.rights),
     }
     items = [plain(each) | ({"message": HIDDEN} if asked.redaction.active else {}) for each in found]
     return Page("errors.html", items, view=view)
