@@ -1,0 +1,1 @@
+"""A shop on FastAPI and SQLAlchemy, whose jobs are in its own database."""
