@@ -263,6 +263,21 @@ astatus = twin(status)
 """`status` for async connections."""
 
 
+async def astate_counts(conn: object, found: Measured) -> dict[str, Count]:
+    """How many jobs there are in each state that can be asked for, of numbers that were read before."""
+    ended, _ = await steps.adrive(conn, depth.history(config().schema), {})
+    return state_counts(found.groups, ended)
+
+
+def state_counts(live: Iterable[depth.Group], ended: Iterable[depth.Group]) -> dict[str, Count]:
+    """How many jobs these groups have in each state, and how many of the scheduled ones wait for another attempt."""
+    groups = [*live, *ended]
+    counts = {state: depth.total(each for each in groups if each.state == state) for state in STATES}
+    return counts | {
+        RETRYING: depth.total(each for each in live if (each.state, each.reason) == ("scheduled", "retry"))
+    }
+
+
 async def astanding(conn: object, found: Measured) -> Status:
     """`astatus` with numbers that were read before."""
     return await steps.adrive(conn, standing(config().schema, found), {})

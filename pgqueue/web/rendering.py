@@ -95,6 +95,7 @@ def _environment() -> Environment:
     )
     made.globals["asset"] = asset
     made.filters |= {
+        "ago": ago,
         "arguments": _arguments,
         "count": _count,
         "folded": folded,
@@ -118,6 +119,23 @@ def _printable(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in value)
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """How long ago a time was, or in how long it is, in one unit.
+
+    >>> from datetime import timedelta
+    >>> now = datetime(2026, 12, 24, 18, 0, tzinfo=UTC)
+    >>> [ago(now - timedelta(seconds=n), now) for n in (0, 59, 60, 7_199, 172_800, -1, -300)]
+    ['0 s ago', '59 s ago', '1 min ago', '1 h ago', '2 d ago', 'in 1 s', 'in 5 min']
+    """
+    seconds = (now - at).total_seconds()
+    size, unit = next(each for each in _UNITS if abs(seconds) >= each[0] or each[0] == 1)
+    n = int(abs(seconds) // size)
+    return f"{n:,} {unit} ago" if seconds >= 0 else f"in {n:,} {unit}"
+
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def _arguments(args: Mapping[str, Any]) -> str:

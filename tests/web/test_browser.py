@@ -175,12 +175,13 @@ def test_an_operator_filters_opens_and_retries_a_job_and_all_of_a_filter(
     with workers(tmp_path, dsn, TASKS) as fleet:
         fleet.ready()
         operator.go("/jobs")
+        page.get_by_text("All filters").click()
         page.get_by_label("failed", exact=True).check()
         page.get_by_label("Task", exact=True).fill("cards.charge")
         page.get_by_role("button", name="Search").click()
         page.wait_for_url(re.compile(r"state=failed&.*task=cards\.charge"))
         row = page.locator("tbody tr").first
-        id = row.get_by_role("link").first.inner_text()
+        id = row.get_by_role("checkbox").input_value()
         row.get_by_role("link").first.click()
         page.get_by_role("heading", name=f"Job {id}: cards.charge failed").wait_for()
         assert page.get_by_text("CardDeclined").count() > 0
@@ -189,7 +190,7 @@ def test_an_operator_filters_opens_and_retries_a_job_and_all_of_a_filter(
         page.get_by_role("heading", name=f"Job {id}: cards.charge completed").wait_for()
 
         page.goto(f"{operator.url}/jobs?state=failed&task=cards.charge")
-        page.get_by_role("link", name="retry…").click()
+        page.get_by_role("link", name="Retry all 8…").click()
         page.get_by_text("8 jobs fit now").wait_for()
         page.get_by_role("button", name="Retry 8 jobs").click()
         page.get_by_role("heading", name=re.compile(r"Operation \d+: retry, (done|over|ended|completed)")).wait_for()
@@ -202,7 +203,7 @@ def test_an_operator_filters_opens_and_retries_a_job_and_all_of_a_filter(
 def test_an_operator_cancels_all_jobs_of_a_queue_and_sees_the_progress(operator: Tab, dsn: str, tmp_path: Path) -> None:
     page = operator.page
     operator.go("/jobs?state=available&queue=mail")
-    page.get_by_role("link", name="cancel…").click()
+    page.get_by_role("link", name="Cancel all 40…").click()
     page.get_by_text("40 jobs fit now: state available, queue mail").wait_for()
     page.get_by_label("Jobs a second at most").fill("20")
     page.get_by_role("button", name="Cancel 40 jobs").click()
@@ -223,7 +224,7 @@ def test_a_reader_sees_the_pages_and_no_button(browser: Browser, url: str, ids: 
                 continue
             seen.go(path.replace("{id}", str(ids.get(name))))
             assert seen.page.locator("main form[method=post]").count() == 0, path
-        assert seen.page.get_by_role("link", name="retry…").count() == 0
+        assert seen.page.get_by_role("link", name="Retry all").count() == 0
 
 
 def test_who_signs_out_sees_nothing_more(browser: Browser, url: str) -> None:

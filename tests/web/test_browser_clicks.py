@@ -56,6 +56,31 @@ def hand(operator: Tab) -> Iterator[Hand]:
     operator.clean()
 
 
+@pytest.fixture(scope="module")
+def long_job(shop: str) -> str:
+    """The task of a job with long names, a long error and a long argument."""
+    with psycopg.connect(shop) as conn:
+        conn.execute(
+            "WITH made AS (INSERT INTO pgqueue.job (task, queue, state, finished_at, bin, reason, args, attempt) "
+            "VALUES (repeat('t', 60), repeat('q', 40), 'cancelled', now(), 0, repeat('r', 500), "
+            "jsonb_build_object(repeat('a', 60), repeat('v', 500)), 2) RETURNING id, enqueued_at) "
+            "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, "
+            "bin, outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', "
+            "repeat('E', 60), repeat('m', 500) FROM made"
+        )
+    return "t" * 60
+
+
+@pytest.mark.promise("F304")
+def test_long_names_and_errors_stay_on_the_page(operator: Tab, long_job: str) -> None:
+    for path in ("/jobs?state=cancelled", f"/jobs?task={long_job}&error_type={'E' * 60}&arg={'a' * 60}={'v' * 300}"):
+        for width in (360, 390, 660, 1280, 3840):
+            operator.page.set_viewport_size({"width": width, "height": 844})
+            operator.go(path)
+            assert operator.overflow() == 0, f"{path} scrolls sideways at {width} px"
+    operator.page.set_viewport_size({"width": 1280, "height": 844})
+
+
 @pytest.mark.promise("F301")
 def test_to_retry_all_jobs_of_a_cause_takes_three_clicks_with_a_preview(hand: Hand, shop: str) -> None:
     page = hand.page

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "dashboard.md"
 PICTURES: dict[str, tuple[str, Any, str]] = {
     "overview": ("/", "light", "header"),
-    "jobs": ("/jobs?state=failed&task=cards.charge", "light", "table"),
+    "jobs": ("/jobs?state=failed&task=cards.charge", "light", ".head"),
     "job": ("/jobs/{id}", "dark", "header"),
     "history": ("/history", "light", ".legend"),
     "workers": ("/workers", "dark", "header"),

@@ -36,6 +36,8 @@ STATES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """The actions: the states that are meant if the filter names none, and further ones that it may name."""
 LOOKED_MOST = 10_000
 """A preview looks at so many rows, and at as many again for an estimate."""
+COUNTED_MOST = 1_000
+"""A count beside a list looks at so many rows, and at as many again for an estimate."""
 LIMIT_MOST = 1_000
 NOTE_MOST = 500  # characters
 
@@ -130,6 +132,30 @@ def preview_bulk(
 
 apreview_bulk = twin(preview_bulk)
 """`preview_bulk` for async connections."""
+
+
+@asks
+def count_bulk(
+    conn: object,
+    action: str,
+    *,
+    state: str | Iterable[str],
+    queue: str | None = None,
+    task: str | None = None,
+    error_type: str | None = None,
+) -> Statement[Count]:
+    """Return how many jobs an operation would find now, as `preview_bulk` does, but of a tenth of the rows."""
+    asked = _filter(action, True, state=state, queue=queue, task=task, error_type=error_type, older_than=None, ids=None)
+
+    def read(rows: list[Row]) -> Count:
+        said = json.loads(rows[0][0])
+        return Count(said["n"], said["exact"])
+
+    return named("bulk_preview", read, **asked.of_operation(), most=COUNTED_MOST)
+
+
+acount_bulk = twin(count_bulk)
+"""`count_bulk` for async connections."""
 
 
 @asks

@@ -1,5 +1,8 @@
 """The list of jobs: all filters stand in the URL, and a page goes on behind the place that was looked at last.
 
+What is typed into a search field becomes such a URL. If only one job fits what was typed on another page, its page is
+the answer.
+
 A search looks at 20,000 jobs of the states at a time, and says so. A filter that would find out what is redacted is
 refused (redaction.py).
 """
@@ -8,25 +11,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
-from pgqueue.admin.bulk.operations import STATES
-from pgqueue.admin.queries import SEARCHED_MOST, asearch
-from pgqueue.jobs.states import ASKED
+from pgqueue.admin.bulk.operations import STATES, acount_bulk
+from pgqueue.admin.depth import Count, ameasured
+from pgqueue.admin.known_names import KnownNames, aknown_names
+from pgqueue.admin.last_errors import alast_errors
+from pgqueue.admin.queries import SEARCHED_MOST, JobInfo, asearch, astate_counts
+from pgqueue.admin.queries import Page as Found
+from pgqueue.jobs.states import ASKED, ENDED, RETRYING
 from pgqueue.jobs.values import digits, length
 from pgqueue.web.pages.page import Asked, Page, TooDeep, plain, read_time
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
+from pgqueue.web.search_field import MANY, SAID, added, parts_of
 
 LIMIT = 50
+NAMES_MOST = 20
+"""So many names of each kind are suggested."""
 LIMIT_MOST = 500
 DEPTH_MOST = 20
 ROOM = 1 << 20
-"""So many bytes of values a list reads. It shows none of them as HTML, but must know them to hide them in texts."""
+"""So many bytes of values a list reads. It shows a line of them as HTML, but must know them to hide them in texts."""
 BULK = ("state", "queue", "task", "error_type")
 """The filters that an operation on all jobs knows, too."""
+APART = ("after", "did", "chosen")
+"""What a URL says beside the filter: it does not go on to the next list."""
+TABS = ("failed", RETRYING, "blocked", "available", "running", "scheduled", "completed", "cancelled", "skipped")
 KEYS = ("key", "lock_key", "limit_key", "rate_key", "unique_key", "idempotency_key")
 """Where a job shows what the filter `key` looks for."""
 KINDS = ("lock", "limit", "rate")
@@ -35,18 +49,125 @@ ERROR_TYPES = (("error_type",), ("attempts", "error_type"))
 
 
 async def jobs(asked: Asked) -> Page:
-    """The jobs that fit, in the order of `find`. With `id` the page of that job instead."""
+    """The jobs that fit, in the order of `find`, with the last error of each. With `id` the page of that job instead.
+
+    `counts` are the numbers of all jobs by state; None if they could not be read.
+    """
+    if (typed := asked.values("q")) or asked.values("and"):
+        return await _typed(asked, " ".join([*typed, *asked.values("and")]), alone=bool(typed))
     if (id := asked.number("id")) is not None:
         return Page("jobs.html", [], to=f"/jobs/{id}")
     criteria = _criteria(asked)
-    found = await asked.read(lambda conn: asearch(conn, room=ROOM, **criteria))
-    items = [
-        {name: value for name, value in plain(job).items() if name != "attempts"}
-        | {"key": job.key and asked.redaction.awaited(job.key)}
-        for job in found.jobs
+    found, items = await asked.read(lambda conn: _found(conn, asked.redaction, criteria))
+    known = await asked.read(lambda conn: aknown_names(conn, NAMES_MOST))
+    counted, _ = await asked.part(_counted)
+    at, counts = counted or (datetime.now(UTC), None)
+    actions = possible(asked.values("state"), asked.rights)
+    fit = await _fit(asked, found, counts, actions) if actions else None
+    more = {"searched": found.searched, "complete": found.complete, "after": found.after, "counts": plain(counts)}
+    view = _view(asked, found.after) | {"at": at, "fit": plain(fit), "actions": actions}
+    view |= {"tabs": _tabs(asked), "chips": _chips(asked), "known": _suggested(known, asked.redaction)}
+    return Page("jobs.html", items, more, view | {"shown": _columns(items, asked.values("state"))})
+
+
+async def _typed(asked: Asked, text: str, *, alone: bool) -> Page:
+    """To the list that the text means; `alone`: to the job, if the text means just one."""
+    known = await asked.read(lambda conn: aknown_names(conn, NAMES_MOST * 50))
+    parts = added([part for part in asked.given if part[0] not in (*APART, "q", "and", "id")], parts_of(text, known))
+    meant = replace(asked, query=parts)
+    if alone and meant.value("id") is None:
+        found = await asked.read(lambda conn: asearch(conn, room=ROOM, **_criteria(meant) | {"limit": 2}))
+        if found.complete and len(found.jobs) == 1:
+            return Page("jobs.html", [], to=f"/jobs/{found.jobs[0].id}")
+    return Page("jobs.html", [], to=f"/jobs?{urlencode(parts)}")
+
+
+async def _found(conn: object, redaction: Redaction, criteria: dict[str, Any]) -> tuple[Found, list[dict[str, Any]]]:
+    """What fits, and what is shown of each job."""
+    found = await asearch(conn, room=ROOM, **criteria)
+    errors = {each.id: each for each in await alast_errors(conn, found.jobs)}
+    return found, [_item(job, plain(errors.get(job.id)), redaction) for job in found.jobs]
+
+
+def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> dict[str, Any]:
+    """The job without its attempts. Its last error is hidden as on the page of the job: by the job's own values."""
+    attempts = [] if error is None else [{name: error[name] for name in ("error_type", "message")}]
+    item = redaction.shown(plain(job) | {"key": job.key and redaction.awaited(job.key), "attempts": attempts})
+    shown = item.pop("attempts")
+    return dict(item) | {"error": shown[0] if shown else None}
+
+
+async def _counted(conn: object) -> tuple[datetime, dict[str, Count]]:
+    """The time by the database's clock, and the number of jobs in each state."""
+    known = await ameasured(conn)
+    return datetime.fromtimestamp(known.now, UTC), await astate_counts(conn, known)
+
+
+async def _fit(asked: Asked, found: Found, counts: dict[str, Count] | None, actions: Sequence[str]) -> Count | None:
+    """How many jobs fit, if the list names states, or shows all of them; None: that is not known."""
+    if found.complete and asked.value("after") is None:
+        return Count(len(found.jobs))
+    states, named = asked.values("state"), _named(asked)
+    if not states or named - {*BULK}:
+        return None
+    if counts is not None and len(states) == 1 and named == {"state"}:
+        return counts[states[0]]
+    counted, _ = await asked.part(lambda conn: acount_bulk(conn, actions[0], **chosen(asked.values, asked.value)))
+    return counted
+
+
+def _named(asked: Asked) -> set[str]:
+    return {name for name, _ in asked.given} - {"limit", *APART}
+
+
+def _tabs(asked: Asked) -> list[dict[str, Any]]:
+    """The states, each with the URL of the list of it with the same filter; first all states."""
+    others = [part for part in asked.given if part[0] not in ("state", *APART)]
+    here = asked.values("state")
+    tabs = [{"state": None, "query": urlencode(others), "is_here": not here}]
+    for state in TABS:
+        tabs.append({"state": state, "query": urlencode([("state", state), *others]), "is_here": here == [state]})
+    return tabs
+
+
+def _chips(asked: Asked) -> list[dict[str, str]]:
+    """The parts of the filter but a single state, each with the URL of the list without it."""
+    parts = [part for part in asked.given if part[0] not in APART]
+    one_state = len(asked.values("state")) == 1
+    chips = []
+    for place, (field, value) in enumerate(parts):
+        if field in SAID and not (field == "state" and one_state):
+            name, text = (SAID[field], value) if field != "arg" else ("argument", value)
+            without = [part for at, part in enumerate(parts) if at != place and (field in MANY or part[0] != field)]
+            chips.append({"name": name, "text": text, "query": urlencode(without)})
+    return chips
+
+
+def _suggested(known: KnownNames, redaction: Redaction) -> list[str]:
+    """What a search field suggests. A class of errors that is hidden is not among it."""
+    errors = [each for each in known.errors if not hides_class(each, redaction)]
+    return [
+        *(f"queue:{name}" for name in known.queues),
+        *(f"task:{name}" for name in known.tasks),
+        *(f"error:{name}" for name in errors),
     ]
-    more = {"searched": found.searched, "complete": found.complete, "after": found.after}
-    return Page("jobs.html", items, more, _view(asked, found.after))
+
+
+def _columns(items: Sequence[dict[str, Any]], states: Sequence[str]) -> dict[str, Any]:
+    """Which columns differ from row to row, and which time is told. What is the same in all rows is said once."""
+
+    def differs(*names: str) -> bool:
+        return len({tuple(item[name] for name in names) for item in items}) > 1
+
+    time = "enqueued_at"
+    if states and set(states) <= {*ENDED}:
+        time = "finished_at"
+    elif states and set(states) <= {"scheduled", RETRYING}:
+        time = "run_at"
+    elif states == ["running"]:
+        time = "started_at"
+    columns = {"state": differs("state"), "queue": differs("queue"), "attempt": differs("attempt", "max_attempts")}
+    return columns | {"time": time, "same": items[0] if len(items) > 1 else None}
 
 
 def _criteria(asked: Asked) -> dict[str, Any]:
@@ -83,13 +204,14 @@ def _after(place: str | None) -> int | str | None:
 
 def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
     """What the form shows again, and the URL of the page behind this one."""
-    again = [(key, value) for key, value in asked.given if key not in ("after", "did", "chosen")]
-    named = {key for key, _ in again} - {"limit"}
+    again = [(key, value) for key, value in asked.given if key not in APART]
+    named = _named(asked)
     return {
         "states": ASKED,
         "chosen": asked.values("state"),
         "asked": {key: value for key, value in again},
         "args": asked.values("arg"),
+        "again": again,
         "searches_errors": not asked.redaction.active,
         "searched_most": SEARCHED_MOST,
         "next": None if after is None else urlencode([*again, ("after", after)]),
@@ -99,7 +221,6 @@ def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
             (action, urlencode([("action", action), *again]))
             for action in offered(asked.values("state"), named, asked.rights)
         ],
-        "actions": possible(asked.values("state"), asked.rights),
         "all_chosen": asked.value("chosen") == "page",
         "choose_all": urlencode([*asked.given, ("chosen", "page")]),
     }

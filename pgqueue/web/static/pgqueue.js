@@ -37,13 +37,21 @@
       const at = new Date(each.dateTime);
       if (Number.isNaN(at.getTime())) continue;
       each.title = `${utc(at)} UTC`;
+      if (each.className === "ago") { // the text tells how long ago that was
+        if (show === local) each.title = `${local(at)} ${zoneName()}`;
+        continue;
+      }
       if (each.textContent !== show(at)) each.textContent = show(at);
     }
   }
 
+  function zoneName() {
+    return Intl.DateTimeFormat().resolvedOptions().timeZone || "the zone of this browser";
+  }
+
   function showZone() {
     const here = kept("zone") === "local";
-    zone.textContent = here ? `in ${Intl.DateTimeFormat().resolvedOptions().timeZone || "the zone of this browser"}` : "UTC";
+    zone.textContent = here ? `in ${zoneName()}` : "UTC";
     zoneSwitch.textContent = here ? "Show UTC" : "Show my zone";
     showTimes(main);
   }
