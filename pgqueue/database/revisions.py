@@ -58,6 +58,9 @@ DECLARE
     patience text := current_setting('lock_timeout');
     applied int[] := ARRAY[]::int[];
     other text;
+    file text;
+    detail text;
+    hint text;
 BEGIN
     IF patience = '0' THEN
         PERFORM set_config('lock_timeout', '60s', true);
@@ -80,12 +83,22 @@ BEGIN
             USING HINT = 'Take another schema or database.';
         END IF;
     END IF;
+    -- Without the handler an error would show the whole text of a file.
+    BEGIN
 {applying}
+    EXCEPTION WHEN OTHERS OR query_canceled THEN
+        GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+        RAISE EXCEPTION USING
+            ERRCODE = SQLSTATE,
+            MESSAGE = concat_ws('. ', format('migration %s failed and changed nothing: %s', file, SQLERRM),
+                                nullif(detail, ''), nullif(hint, ''));
+    END;
     PERFORM set_config('lock_timeout', patience, true);
 END $revision$;
 """
 _FILE = """\
     IF {version} <> ALL (applied) THEN
+        file := '{file}';
         EXECUTE $file_{file}$
 {sql}
         $file_{file}$;

@@ -52,9 +52,16 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | 
 
 
 def _run(op: Any, statement: str) -> None:
-    """Send one statement as it is, or print it: neither a colon nor a percent sign of it is a parameter."""
+    """Send one statement as it is, or print it: neither a colon nor a percent sign of it is a parameter.
+
+    It is sent by the driver: an error of SQLAlchemy would show the statement, which is some thousand lines.
+    """
     context = op.get_context()
     if context.as_sql:
         context.impl.static_output(f"{statement.rstrip().removesuffix(';')};")
-    else:
-        op.get_bind().exec_driver_sql(statement, execution_options={"no_parameters": True})
+        return
+    cursor = op.get_bind().connection.cursor()
+    try:
+        cursor.execute(statement)
+    finally:
+        cursor.close()

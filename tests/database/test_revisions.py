@@ -118,8 +118,11 @@ def test_a_revision_that_fails_leaves_nothing(empty: psycopg.Connection, release
     release(2)
     empty.execute("CREATE SCHEMA pgqueue; CREATE FUNCTION pgqueue.take() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     empty.commit()
-    with pytest.raises(psycopg.errors.DuplicateFunction):
+    with pytest.raises(psycopg.errors.DuplicateFunction) as failed:
         upgrade(empty, 1, 2)
+    says = 'migration 0002_step_2 failed and changed nothing: function "take" already exists with same argument types'
+    assert failed.value.diag.message_primary == says
+    assert len(str(failed.value)) < 2 * len(says)  # and not the text of the file
     with pytest.raises(SchemaMissing):
         require(empty, "pgqueue")
 
@@ -138,6 +141,29 @@ def test_a_revision_lets_workers_go_on_while_a_lock_is_held(empty_dsn: str, rele
         holder.rollback()
         assert upgrade(conn, 3) == [1, 2, 3]
         assert conn.execute("SHOW lock_timeout").fetchone() == ("50ms",)
+
+
+def test_it_waits_for_pgqueue_migrate(empty_dsn: str, release: Release) -> None:
+    release(1)
+    with psycopg.connect(empty_dsn) as other, psycopg.connect(empty_dsn) as conn:
+        other.execute("SELECT pg_advisory_xact_lock(hashtextextended('pgqueue migrate pgqueue', 0))")
+        conn.execute("SET lock_timeout = '50ms'")
+        conn.commit()
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            upgrade(conn, 1)
+        other.rollback()
+        assert upgrade(conn, 1) == [1]
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout = '50ms'", "lock_timeout = '50ms'"])
+def test_an_error_does_not_show_the_files(empty_dsn: str, setting: str) -> None:
+    with psycopg.connect(empty_dsn) as holder, psycopg.connect(empty_dsn) as conn:
+        holder.execute("CREATE SCHEMA pgqueue")
+        conn.execute(f"SET {setting}".encode())
+        conn.commit()
+        with pytest.raises((psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)) as failed:
+            conn.execute(revisions.up_to(1, "pgqueue").encode())
+        assert len(str(failed.value)) < 500
 
 
 def test_its_own_patience_is_five_seconds(release: Release) -> None:

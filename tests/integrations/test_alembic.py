@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,17 @@ def test_two_revisions_with_a_library_ahead_of_both(
         conn.execute("DROP SCHEMA pgqueue CASCADE; DROP TABLE alembic_version")
         assert upgrade("head") == [1, 2]
         assert conn.execute("SELECT pgqueue.take()").fetchone() == ("a:b 100%",)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_an_error_is_a_sentence_and_not_the_text_of_the_schema(tmp_path: Path, empty_dsn: str, driver: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute("CREATE SCHEMA pgqueue; CREATE TABLE pgqueue.job (mine int)")
+    project = AlembicProject(tmp_path, empty_dsn, driver)
+    first(project)
+    with pytest.raises(Exception, match=r'migration \w+ failed and changed nothing: relation "job" already') as failed:
+        project.upgrade()
+    assert len("".join(traceback.format_exception(failed.value))) < 20_000
 
 
 def test_a_database_that_migrate_has_brought_up_is_left_as_it_is(tmp_path: Path, empty_dsn: str) -> None:
