@@ -30,18 +30,16 @@ class UpTo(Operation):  # type: ignore[misc]  # Django has no types
     reduces_to_sql = True
     reversible = True
 
+    sql = ""
+    """What `migrate --plan` shows beside `describe`: nothing, for that says all."""
+
     def __init__(self, version: int, first: bool = False) -> None:
         self.version = version
         self.first = first
 
     @property
-    def sql(self) -> str:
-        """What `migrate --plan` shows of it."""
-        return f"version {self.version}"
-
-    @property
     def reverse_sql(self) -> str:
-        """What `migrate --plan` shows of the way back, in 40 characters at most."""
+        """The same of the way back, in 40 characters at most."""
         return "DROP it with all jobs and results" if self.first else "stays as it is"
 
     def state_forwards(self, app_label: str, state: Any) -> None:

@@ -1,22 +1,25 @@
 """What `manage.py check` says of pgqueue. With `--database ALIAS` it looks into the queue's database, too.
 
-All that is found there is a warning: `manage.py migrate`, which may be about to mend it, runs the same checks.
+All that is found there is a warning: `manage.py migrate` runs the same checks. What it is about to mend is not said.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 from django.core import checks
 from django.db import connections
+from django.db.migrations.executor import MigrationExecutor
 
 import pgqueue
 from pgqueue.admin.tasks import taken
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import migrations
+from pgqueue.errors import SchemaBehind, SchemaMissing
 from pgqueue.integrations.django import project_settings
 
 
@@ -44,10 +47,21 @@ def queue_is_served(*, databases: Sequence[str] | None = None, **_: Any) -> list
             migrations.require(conn, config().schema)
             return list(_unserved(conn))
     except pgqueue.Error as error:
+        if isinstance(error, SchemaMissing | SchemaBehind) and _is_being_mended():
+            return []
         hint = f"manage.py migrate --database {project_settings.alias()}, or manage.py pgqueue migrate"
         return [checks.Warning(f"{error}", hint=hint, id="pgqueue.W001")]
     except psycopg.OperationalError as error:
         return [checks.Warning(f"the queue's database cannot be asked: {safe(str(error)).strip()}", id="pgqueue.W002")]
+
+
+def _is_being_mended() -> bool:
+    """Whether this is `manage.py migrate`, and it is about to apply a migration of ours."""
+    if sys.argv[1:2] != ["migrate"]:
+        return False
+    executor = MigrationExecutor(connections[project_settings.alias()])
+    ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "pgqueue"]
+    return bool(executor.migration_plan(ours))
 
 
 def _unserved(conn: psycopg.Connection[Any]) -> Iterator[checks.CheckMessage]:
