@@ -50,7 +50,7 @@ from pgqueue.worker.fetch import reconciler
 from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.glance import TOLD
 from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCHEDULED, Notifier
-from pgqueue.worker.fetch.notify_watch import NotifyWatch
+from pgqueue.worker.fetch.notify_watch import HALF, NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
 from pgqueue.worker.held_jobs import HeldJobs
@@ -59,6 +59,7 @@ from pgqueue.worker.leader.bulks import BULK, Bulks
 from pgqueue.worker.leader.depth import Depth
 from pgqueue.worker.leader.election import Election
 from pgqueue.worker.leader.history_fold import HistoryFold
+from pgqueue.worker.leader.lead_watch import LeadWatch
 from pgqueue.worker.leader.pruner import Pruner
 from pgqueue.worker.leader.scheduler import Scheduler
 from pgqueue.worker.leader.ticks import CHANGED, Ticks
@@ -179,6 +180,7 @@ class Services:
             deliver=self.held_jobs.start_rated,
         )
         told = state.settings.listen and state.settings.notify
+        state.pace.hears = self._hears
         self.sweep = Sweep(session, found=self.held_jobs.swept, leads=self.election.leads, told=told)
         self.declared_limits = DeclaredLimits(session, state, changed=self.sweep.sweep_soon)
         self.undeclared_limits = UndeclaredLimits(self.housekeeping_session)
@@ -219,6 +221,7 @@ class Services:
         state, session, leads, spare = self.state, self.fetch_session, self.election.leads, self.housekeeping_session
         self.ticks = Ticks(session, state, declared=scheduled(state.tasks.values()), leads=leads)
         self.scheduler = Scheduler(session, state, leads=leads, overdue=self.ticks.overdue, promoted=self._promoted)
+        self.lead_watch = LeadWatch(session, leads=leads, free=self.election.statements)
         self.rescue = Rescue(session, notify=state.settings.notify, rescued=self._rescued, acted=self.election.try_now)
         self.unknown_tasks = UnknownTasks(spare, state, ended=self.sweep.sweep_soon)
         self.history_fold = HistoryFold(spare)
@@ -250,7 +253,8 @@ class Services:
         yield Duty("sweep", self.sweep.round, others=None, woken=self.sweep.woken)
         yield Duty("ticks", self.ticks.round, others=None, woken=self.ticks.woken)
 
-        yield Duty("promotion", self.scheduler.round, others=2 * scheduler.LOOK_SECONDS, woken=self.scheduler.woken)
+        yield Duty("lead_watch", self.lead_watch.round, others=None, woken=self.lead_watch.woken)
+        yield Duty("promotion", self.scheduler.round, others=4 * scheduler.LOOK_SECONDS, woken=self.scheduler.woken)
         yield Duty("strays", self.rescue.strays, pruner.ROUND_SECONDS, woken=self.rescue.woken)
 
         yield keeps("counts", self.counters.round, others=None)
@@ -342,10 +346,9 @@ class Services:
 
     def _heard(self, channel: str, payload: str) -> None:
         """A notification came; with no channel: the notifier listens, and what came before was not heard."""
-        if channel == SCHEDULED and payload == CHANGED:
-            self.ticks.wake()
-        elif channel == SCHEDULED:
-            self.scheduler.wake()
+        if channel == SCHEDULED:
+            (self.ticks if payload == CHANGED else self.scheduler).wake()
+            self.lead_watch.wake()
         elif channel == LED:
             for service in (self.scheduler, self.ticks, self.sweep):
                 service.wake()
@@ -370,12 +373,17 @@ class Services:
         else:
             self.fetcher.wake(zero=payload == "zero")
 
+    def _hears(self) -> bool:
+        """Whether notifications are known to come."""
+        return self.election.entered and self.state.settings.notify and self.notify_watch.usage < HALF
+
     def _told_nothing(self) -> None:
         """Notifications may have been lost, or left out: what sleeps until it is told looks. The fetcher polls."""
         self.cancellation.wake()
         self.sweep.sweep_soon()
         self.scheduler.wake()
         self.ticks.wake()
+        self.lead_watch.wake()
 
     def _beside(self) -> list[Statement[None]]:
         """What the fetcher sends beside its own statements."""
@@ -406,8 +414,18 @@ class Services:
         self._loop.call_soon_threadsafe(self.fetcher.slots_freed)
 
     def reconnected(self) -> None:
-        """The server may have forgotten claims."""
+        """The server may have forgotten claims, and have jobs again that were taken."""
         self._loop.call_soon_threadsafe(self.state.in_doubt)
+        self._loop.call_soon_threadsafe(self.fetcher.wake)
+
+    def probed(self, head: int, snapshot: str, usage: float, sent: float) -> None:
+        """A heartbeat has asked whether anything has happened to jobs."""
+        self._loop.call_soon_threadsafe(self._probed, head, snapshot, usage, sent)
+
+    def _probed(self, head: int, snapshot: str, usage: float, sent: float) -> None:
+        self.notify_watch.heard(usage)
+        self.depth.heard(head)
+        self.fetcher.probed(head, snapshot, sent)
 
     def _rescue(self, dead: list[tuple[int, int]]) -> None:
         self._serve(self.rescue.seen(dead, leads=self.election.leads()), "rescue")

@@ -14,6 +14,7 @@ from pgqueue.client.tasks import Task
 from pgqueue.database.sessions import Link
 from pgqueue.jobs.job import Job
 from pgqueue.worker.claims import Claims
+from pgqueue.worker.pace import Pace
 from pgqueue.worker.settings import Settings
 
 Phase = Literal["starting", "running", "quiet", "stopped"]
@@ -37,6 +38,7 @@ class WorkerState:
         self.renewing = False
         """Whether no jobs are taken until this worker has registered anew, because the numbers of its claims end."""
         self.claims = Claims()
+        self.pace = Pace(lambda: self.settings)
         self.held: dict[int, Job] = {}
         """By id, the jobs that this worker has claimed and whose end is not written. The truth is in the database: the
         reconciler hands back what is not here."""

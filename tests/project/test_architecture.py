@@ -47,8 +47,9 @@ WINGS = {
 # The same between the rooms of the worker and the modules that stand beside them.
 ROOMS = {
     "settings": "",
+    "pace": "settings",
     "claims": "",
-    "state": "claims settings",
+    "state": "claims pace settings",
     "doubles": "",
     "left_alone": "",
     "mover": "doubles left_alone",
@@ -84,7 +85,7 @@ DUTIES = {
     "run": "executor cancellation progress",
     "complete": "completer",
     "concurrency": "unblocker rate_limiter sweep declared_limits",
-    "leader": "scheduler ticks pruner history_fold depth bulks",
+    "leader": "scheduler ticks pruner history_fold depth bulks lead_watch",
     "liveness": "heartbeat rescue watchdog",
 }
 ACTORS = {f"worker.{room}.{name}" for room, names in DUTIES.items() for name in names.split()}

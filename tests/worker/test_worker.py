@@ -125,6 +125,7 @@ MINUTES = (
     (pruner, "ROUND_SECONDS"),
     (history_fold, "ROUND_SECONDS"),
     (reconciler, "EVERY_SECONDS"),
+    (reconciler, "SELDOM_SECONDS"),
     (ticks, "LOOK_SECONDS"),
     (ticks, "SETTLE_SECONDS"),
     (sweep, "EVERY_SECONDS"),

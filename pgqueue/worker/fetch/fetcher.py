@@ -19,6 +19,19 @@ Why no wake is lost:
 
 If the worker is idle and is told of a job of one lane, a `glance` claims from that lane alone; no fetch precedes it.
 
+A poll asks whether anything has happened. Polls are slow while notifications are known to come (`pace`), all lanes are
+known to be empty (so not after a glance), and no task is paused whose jobs a cursor may have passed. Each heartbeat then
+asks the same in its own message (`probed`), so an idle worker that listens sends next to nothing. What that costs, and
+what not:
+
+1. An answer that nothing has happened puts off the next slow poll to 1 to 1.6 times its pace after the *question*.
+   Whether it is due is looked at with each ordinary poll. So without a single notification a job waits for two slow
+   polls at most, whether heartbeats bring answers or not.
+2. An answer is compared with the last fetch, as that of a poll is. If it is older than that fetch, it may cause a fetch
+   for nothing, and never keeps one from being sent.
+3. What is due at a time (a start at zero, a cursor that fell, a row that was passed over) comes at its time.
+4. A heartbeat does not know which queues and tasks are paused. Lanes of paused queues are not known to be empty.
+
 If the server refuses a claim for a value of one row, `refused_rows` says what to do. It does, too, if an open
 transaction has inserted the id of a job. The first claim that meets that waits two seconds, the next ones 20 ms.
 """
@@ -71,6 +84,10 @@ FULL_SECONDS = 1.0
 # For so long after a claim has met an id that an open transaction has inserted, claims wait 20 ms for such a one: not
 # two seconds, in which no other job starts.
 IMPATIENT_SECONDS = 60.0
+# A slow poll is due after this multiple of its pace at most. What is left of two of them is for the polls in between.
+SLOW_MOST = 1.6
+# A fetch may see a job this long before the notification of its COMMIT arrives.
+LATE_SECONDS = 0.5
 
 
 def spaced(wanted: float, poll: float) -> float:
@@ -166,16 +183,24 @@ class Fetcher:
         self._generation = 0
         self._quiet = False
         self._impatient_until = 0.0
+        self._look_at = 0.0
+        """When the next slow poll is due."""
+        self._polled = False
+        """Whether a poll, and nothing that was told, has led to the fetches since."""
+        self._untold_at = inf
+        """When such a fetch has taken rows, if no notification has come since."""
 
     def wake(self, zero: bool = False) -> None:
         """Jobs may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
         if zero:
             self.watermark.start_at_zero()
+        self._polled, self._untold_at = False, inf
         self.kinds.unknown()
         self._wake.set()
 
     def told(self, queue: str, rank: int) -> None:
         """A plain job has become available in this lane; nothing is said of other lanes."""
+        self._polled, self._untold_at = False, inf
         rest = self.glances.told((queue, rank, False), monotonic())
         if rest:
             asyncio.get_running_loop().call_later(rest, self._rested)
@@ -185,6 +210,15 @@ class Fetcher:
     def _rested(self) -> None:
         self.glances.rested()
         self._wake.set()
+
+    def probed(self, head: int, snapshot: str, sent: float) -> None:
+        """A heartbeat that was sent then has asked whether anything has happened: this is a poll, if polls are slow."""
+        roomy = [room for room in self._capacity.to_fetch() if room.free]
+        if not self._is_slow(roomy) or any(self.hungry(room.queues) for room in roomy):
+            return
+        reading, lanes = Reading(head, None, snapshot), self._lanes_of(roomy)
+        if self._take(reading, frozenset(), lanes, sent, known=self._session.generation == self._generation):
+            self._wake.set()
 
     def slots_freed(self) -> None:
         """The executor has room for more."""
@@ -234,7 +268,7 @@ class Fetcher:
             self._wake.clear()
         elif roomy and self._wanted(roomy) <= 0:
             self.kinds.unknown()
-        elif roomy:
+        elif roomy and not self._is_early(roomy):
             await self._look(roomy)
 
     def _glance_at(self, roomy: Sequence[Room]) -> tuple[Room, Lane] | None:
@@ -297,8 +331,25 @@ class Fetcher:
 
     def _patience(self, roomy: Sequence[Room]) -> float:
         """Seconds until the next look without a wake."""
+        self._polled = False
+        if monotonic() > self._untold_at + LATE_SECONDS:
+            self._untold_at = inf
+            self._state.pace.untold()
         reading = max(self.passed_over.next_reading() - monotonic(), SOON)
         return min(spaced(max(self._wanted(roomy), SOON), self._state.settings.poll), reading)
+
+    def _is_slow(self, roomy: Sequence[Room]) -> bool:
+        """Whether polls are slow."""
+        known = self._state.pace.told and not (self.paused_tasks.passed or self.glances.in_a_row) and bool(roomy)
+        return known and self.watermark.exhausted(self._lanes_of(roomy))
+
+    def _is_early(self, roomy: Sequence[Room]) -> bool:
+        """Whether it is too early for a slow poll, and no reading is due."""
+        return monotonic() < min(self._look_at, self.passed_over.next_reading()) and self._is_slow(roomy)
+
+    def _proved(self, sent: float) -> None:
+        """Nothing had happened at this time: the slow poll is put off. It comes two polls after its time at most."""
+        self._look_at = max(self._look_at, sent + uniform(1.0, SLOW_MOST) * self._state.pace.poll)
 
     def _wanted(self, roomy: Sequence[Room]) -> float:
         """Seconds until a fetch is wanted: a start at zero, a cursor that fell, a row that was passed over."""
@@ -313,11 +364,25 @@ class Fetcher:
         self.glances.fetched(monotonic() + self._state.settings.poll)
         if read is not None:
             self.passed_over.read(read, monotonic())
-        kinds = (self.kinds.plain, self.kinds.keyed)
-        lanes = [lane for room in roomy for kind in kinds for lane in self._asked(room, kind).lanes]
+        lanes = self._lanes_of(roomy)
         known = self._session.generation == self._generation and not self.paused_tasks.reopened(paused_tasks)
-        if not known or not self.watermark.idle(Reading(head, None, snapshot), frozenset(paused), lanes, monotonic()):
-            self.kinds.unknown()
+        self._take(Reading(head, None, snapshot), frozenset(paused), lanes, self._session.sent, known=known)
+
+    def _take(
+        self, reading: Reading, paused: frozenset[str], lanes: Sequence[Lane], sent: float, *, known: bool
+    ) -> bool:
+        """Take the answer of a poll; return whether to fetch both kinds. `known`: nothing but jobs can be new."""
+        if known and self.watermark.idle(reading, paused, lanes, monotonic()):
+            self._proved(sent)
+            return False
+        self._polled = known
+        self.kinds.unknown()
+        return True
+
+    def _lanes_of(self, rooms: Sequence[Room]) -> list[Lane]:
+        """The lanes of both kinds of these groups of slots."""
+        kinds = (self.kinds.plain, self.kinds.keyed)
+        return [lane for room in rooms for kind in kinds for lane in self._asked(room, kind).lanes]
 
     async def _fetch(self, room: Room, kind: Kind) -> bool | None:
         """Ask these queues for jobs of this kind, and deliver them. Whether there were any; None if that is not
@@ -392,6 +457,9 @@ class Fetcher:
         """
         self.fetches += 1
         self.glances.fetched(monotonic() + self._state.settings.poll)
+        self._proved(self._session.sent)
+        if self._polled and claimed.taken:
+            self._untold_at = min(self._untold_at, self._session.sent)
         self.claim_times.add(self._session.took)
         self._learn_rest(kind, claimed.answer)
 

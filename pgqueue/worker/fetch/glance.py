@@ -15,7 +15,8 @@ neither: its notification names the queue, and carries the rank. A glance is one
 3. It comes only where nothing else may wait: no queue with room may have more jobs, exactly one lane was told, no start
    at zero is asked for, no row of plain jobs was refused, and the connection is the one that the cursors belong to.
    Otherwise the notification is a wake, as any other.
-4. It puts off no look. If a poll, a reading of passed ranges, a sweep or a remembered position is due, a fetch follows.
+4. It puts off no look. If a poll, a sweep or a remembered position is due, a fetch follows. A reading of passed ranges
+   that is due goes with the glance. A row that another worker had locked is found by the next poll, which is not slow.
 5. It is sized as a fetch. If it fills the room there is, the lane may have more, and a fetch follows.
 6. A glance that breaks is in doubt, as a claim is. Cursors begin anew, and reconciliation hands back its rows.
 7. After so many glances without a fetch (`IN_A_ROW_MOST`), a fetch moves the cursors. So a glance walks few rows that
@@ -47,7 +48,8 @@ class Glances:
         self._told: set[Lane] = set()
         self._rest_until = 0.0
         self._look_by = 0.0
-        self._in_a_row = 0
+        self.in_a_row = 0
+        """How many glances there were since the last fetch or probe."""
 
     def told(self, lane: Lane, now: float) -> float | None:
         """A plain job has become available in this lane. Return in how many seconds `rested` is to be called; None if
@@ -69,12 +71,12 @@ class Glances:
 
     def fetched(self, look_by: float) -> None:
         """A fetch or a probe was answered: the next one is due then."""
-        self._look_by, self._in_a_row = look_by, 0
+        self._look_by, self.in_a_row = look_by, 0
 
     def ended(self, taken: int, now: float, fleet_seconds: float) -> bool:
         """A glance has taken so many jobs; its claim took this time, times the workers. Return whether a fetch must
         follow."""
-        self._in_a_row += 1
+        self.in_a_row += 1
         if not taken:
             self._rest_until = now + min(fleet_seconds, REST_MOST)
-        return now >= self._look_by or self._in_a_row >= IN_A_ROW_MOST
+        return now >= self._look_by or self.in_a_row >= IN_A_ROW_MOST

@@ -32,6 +32,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from random import uniform
 from typing import Any
 
 from psycopg import Notify
@@ -52,7 +53,8 @@ LED = ":led"
 """Never notified: the channel that `heard` receives when this worker has taken the lead, or does the duties without."""
 NAME = "listen"
 """Of the listener's session."""
-PING_SECONDS = 10.0
+PING_LEAST, PING_SECONDS = 18.0, 20.0
+"""From ping to ping, at random. With the time for its answer a dead connection is noticed within 30 s."""
 PING_ANSWER_SECONDS = 10.0
 # If the listener has not worked for so long, this worker does the leader's duties without it.
 DISPENSE_SECONDS = 30.0
@@ -69,6 +71,11 @@ POOLED = (
     "the leader's duties beside other workers. Give it a direct address for LISTEN, or off (--listen-dsn, "
     "PGQUEUE_LISTEN_DSN)"
 )
+
+
+def until_ping() -> float:
+    """Seconds from one ping to the next."""
+    return uniform(min(PING_LEAST, PING_SECONDS), PING_SECONDS)
 
 
 class Pooled(Exception):
@@ -192,7 +199,7 @@ class Notifier:
     async def _listen_until_sought(self, conn: Wire) -> None:
         """Hear notifications until the next ping is due, or wanted. A notification lost in between is only a hint."""
         with conn.hears() as broken:
-            sought = asyncio.ensure_future(wait(self.election.sought, jittered(PING_SECONDS)))
+            sought = asyncio.ensure_future(wait(self.election.sought, until_ping()))
             either: list[asyncio.Future[Any]] = [broken, sought]
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -4,7 +4,7 @@ Statements of pgqueue notify only while less than 0.9 of the queue is in use (`m
 other services sleep for longer and rely on being told: of a job with a time to start, a schedule, a request to stop.
 
 1. Each worker asks for the use now and then, beside what its fetcher sends anyway. From a half on it asks at every
-   poll. If the fetcher has no room, and so sends nothing, it asks by itself.
+   poll. If the fetcher has no room, and so sends nothing, it asks by itself. Heartbeats ask, too (`heard`).
 2. At each of these polls, and at the one after, it wakes its services as after a new LISTEN: all look for themselves.
 3. So what was told to nothing is found within a poll. The queue has 8 GB: it cannot go from a half to 0.9 between two
    looks. A server with a far smaller queue may do that, and then a service looks when it would have looked anyway.
@@ -79,7 +79,11 @@ class NotifyWatch:
         return random.uniform(poll / 2, poll) if self.usage >= HALF else jittered(max(LOOK_SECONDS, poll))
 
     def _answered(self, rows: list[Row]) -> None:
-        self._before, self.usage = self.usage, rows[0][0]
+        self.heard(rows[0][0])
+
+    def heard(self, usage: float) -> None:
+        """So much of the queue is in use."""
+        self._before, self.usage = self.usage, usage
         self._due = monotonic() + self._pause()
         self._answer = True
         self.woken.set()

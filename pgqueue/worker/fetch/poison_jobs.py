@@ -141,6 +141,7 @@ class PoisonDrain:
         drain: Callable[[bool, str | None], None],
     ) -> None:
         self._session = session
+        self._state = state
         self._queues = list(state.settings.queues)
         self._tasks = texts(state.tasks)
         self._poison_jobs = poison_jobs
@@ -154,7 +155,7 @@ class PoisonDrain:
     async def round(self) -> float:
         """Look, if this worker is busy: if it could not ask for such a job since the last round. Every five seconds."""
         asked = self._poison_jobs.asked
-        if asked != self._asked_before:
+        if asked != self._asked_before or not self._state.held:  # an idle worker asks seldom, and could at any time
             self._asked_before = asked
             self._turn.taken()
         else:

@@ -22,12 +22,17 @@ Why a lost row is found soon, not within the minute:
 3. If the server refuses to move a row, that row stays, and every other one is handed back (see mover). As because a
    trigger of the application raises, or because an open transaction of it has the row's id. After many such rows, a
    part with another one stays as a whole. The next comparison divides them in another order.
+
+A worker that holds no job compares every five minutes only, once a comparison has left nothing to decide on. A row of
+ours that is unknown here comes from a claim whose answer was lost, or from a server that has forgotten an end. Either
+breaks a session, which is a doubt. Behind a pooler it may break none of ours, so there the minute stays.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from random import shuffle
 
 import psycopg
@@ -37,6 +42,7 @@ from pgqueue.database.sessions import Session
 from pgqueue.database.statements import integers
 from pgqueue.jobs.job import Job
 from pgqueue.plain_text import plural
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.left_alone import LeftAlone, Notice
 from pgqueue.worker.mover import REFUSED_MOST, Mover
 from pgqueue.worker.state import WorkerState
@@ -61,6 +67,10 @@ class Reconciler:
         self._state = state
         self._gone = gone
         self._took = 0.0
+        self._sure_at = -inf
+        self._sure_on: int | None = None
+        """When the last comparison was sent that has left nothing to decide on, and over which connection."""
+        self._due = 0.0
         self._mover = Mover(
             session,
             notify=state.settings.notify,
@@ -72,14 +82,29 @@ class Reconciler:
     async def round(self) -> float:
         """Reconcile after a doubt, and once a minute; answer the seconds until the next time. The doubt is taken back
         before: one that comes meanwhile is about a later claim."""
+        if monotonic() >= self._due and self._is_sure():
+            return self._sleeps(jittered(EVERY_SECONDS))
+        on, now = self._session.lasting, monotonic()
         try:
             sure = await self.reconcile()
         except BaseException:
             self._state.doubt.set()
             raise
+        self._sure_at, self._sure_on = now if sure and not self._state.held else -inf, on
         seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
         again = REFUSED_SECONDS if self._left.rows() else AGAIN_SECONDS
-        return jittered(seldom if sure else again)
+        return self._sleeps(jittered(seldom if sure else again))
+
+    def _sleeps(self, seconds: float) -> float:
+        """The next round comes after so many seconds. If one comes earlier, there is a doubt."""
+        self._due = monotonic() + seconds
+        return seconds
+
+    def _is_sure(self) -> bool:
+        """Whether there can be no row of ours: see the head."""
+        lasting = self._session.lasting
+        known = lasting is not None and lasting == self._sure_on and not self._state.held
+        return known and monotonic() < self._sure_at + SELDOM_SECONDS
 
     async def reconcile(self) -> bool:
         """Hand back the jobs that are ours in the database and unknown here. False if some rows are left to decide

@@ -224,6 +224,10 @@ class Watermark:
         fetch found in progress had ended."""
         return self._oldest_ended(*_parse(snapshot)) is not None
 
+    def exhausted(self, lanes: Collection[Lane]) -> bool:
+        """Whether all of these lanes were empty at the last fetch."""
+        return self._exhausted.issuperset(lanes)
+
     def next_look(self, now: float) -> float | None:
         """When, not before `now`, a fetch is wanted even if no wake and no poll comes; None if never."""
         at = min(self._look_at, self._sweep_due)

@@ -28,6 +28,10 @@ more only if one takes longer than 1.2 s.
 4. An UPDATE in place would be no better: each version of a row is one more to be walked over by each reader.
 5. If the clock is set back, the rows of a time to come are deleted, too. Until then a reader does not believe them.
 
+**At rest.** If a measurement has found no job that is available, blocked or running, the next one comes after
+`REST_SECONDS`. Each job that becomes available draws a position, and each heartbeat reads the last one drawn. Once that
+has moved, the next measurement is due. Without such news it is, too.
+
 Two workers may measure at once, after a change of the leader: each appends, and the newer one is read. A worker first
 looks whether a measurement is due, so workers that lead without a lock do not all measure.
 """
@@ -36,6 +40,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 from pgqueue.database.backoff import jittered
@@ -44,12 +49,18 @@ from pgqueue.steady_clock import monotonic
 from pgqueue.worker.leader.depth_cursors import DepthCursors
 from pgqueue.worker.leader.longest_blocked import LongestBlocked
 
+MOVING = ("available", "blocked", "running")
+"""A job in one of these states may move at any time."""
 PAUSE_LEAST, PAUSE_MOST, PAUSE_TIMES = 5.0, 120.0, 100
 FIRST_SECONDS = 15.0
 """So long a worker that leads waits for its first measurement, once to twice. Readers measure before, if need be."""
 OVERDUE_SECONDS = 60.0
 """A worker that does not lead looks now and then, and measures if a measurement is overdue by so much."""
 KEPT_SECONDS = 600.0
+REST_SECONDS = 25.0
+"""Less than half a minute: each minute of the history has a measurement."""
+NEWS_SECONDS = 12.0
+"""For so long the position that a heartbeat has read is news."""
 
 
 class Depth:
@@ -64,9 +75,28 @@ class Depth:
         self._leads = leads
         self._cursors = DepthCursors()
         self._longest = LongestBlocked()
+        self._head = 0
+        """The last position drawn before the last measurement."""
+        self._rests_until = 0.0
+        self._heard, self._heard_at = 0, -inf
+        """The last position drawn, as a heartbeat has read it, and when it was told."""
+
+    def heard(self, head: int) -> None:
+        """This is the last position drawn."""
+        self._heard, self._heard_at = head, monotonic()
+
+    def _rests(self) -> bool:
+        """Whether nothing has become available since a measurement that has found no job but scheduled ones."""
+        now = monotonic()
+        news = self._heard > self._head or not self._is_told(now)
+        return self._leads() and now < self._rests_until and not news
 
     async def round(self) -> float:
         """Measure, if a measurement is due; answer the seconds until the next look."""
+        if self._rests():
+            return PAUSE_LEAST
+        if self._leads() and monotonic() < self._rests_until:  # what it has written said a later time
+            return await self.measure()
         [[(left, age)]] = await self._session.run(self._session.link.statement("depth_due"))
         late = 0.0 if self._leads() else OVERDUE_SECONDS
         if left is not None and left + late > 0.1 and age is not None:
@@ -93,12 +123,18 @@ class Depth:
         else:
             self._longest.none_waits()
         pause = min(PAUSE_MOST, max(PAUSE_LEAST, PAUSE_TIMES * took))
+        now, rests = monotonic(), all(state not in MOVING for _, state, *_ in found)
+        self._rests_until = now + REST_SECONDS if rests and pause < REST_SECONDS and self._is_told(now) else 0.0
+        pause = REST_SECONDS if self._rests_until else pause
         since = None if self.measurements == 0 else at - KEPT_SECONDS
         rows = json.dumps(with_longest(found, self._longest.since(monotonic(), at)))
         await session.run(link.statement("depth_write", at=at, next_at=at + pause, since=since, groups=rows))
         self.measurements += 1
         self.took = took
-        return pause
+        return PAUSE_LEAST if self._rests_until else pause
+
+    def _is_told(self, now: float) -> bool:
+        return now <= self._heard_at + NEWS_SECONDS
 
     async def _lanes(self) -> tuple[list[list[Any]], float]:
         """The groups of available jobs, and how long it took to read them."""
@@ -108,7 +144,7 @@ class Depth:
             lanes = link.statement("depth_lanes", **self._cursors.lanes(monotonic()))
             [[reading], [(groups, read, served)]] = await session.run(link.statement("depth_reading"), lanes)
             took += session.took
-            found = json.loads(groups)
+            found, self._head = json.loads(groups), reading[0]
             if not self._cursors.read(reading, json.loads(read), served, monotonic(), session.took):
                 break
         return found, took

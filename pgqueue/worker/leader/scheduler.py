@@ -6,7 +6,9 @@ one does: it finds rows that were locked before, or were committed later than a 
 
 A notification may be missing: LISTEN is off or does not work, the enqueuer sends none, the server's queue is full. So
 while this worker leads, it is asked whether a job is due. The question is sent beside the fetcher's own look, which
-comes every one to two polls (`statements`), and by itself if the fetcher sends nothing because it has no room.
+comes every one to two polls (`statements`), and by itself if the fetcher sends nothing: it has no room, or its polls
+are slow because notifications are known to come (`pace`). Then this asks once in two slow polls, and a job that was not
+told is promoted late by that at most.
 
 A trigger of the application, or a value of a row, may refuse one job, and with it the whole batch. `mover` says what
 is done then.
@@ -31,6 +33,10 @@ BATCH = 500
 LOOK_SECONDS = 15.0
 # The fetcher's looks are one to two polls apart. If none has come for so many, the fetcher has no room.
 BUSY_POLLS = 2.5
+# The same while notifications are known to come: so many slow polls.
+TOLD_POLLS = 2.0
+# If a job is due so long before the time at which this would have looked anyway, no notification had told of it.
+UNTOLD_SECONDS = 2.0
 # If a due row is locked, it is tried again soon, because most locks end at once. Later it is tried once a second.
 LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # Walks that start at zero (as the watermark's do) are at least ZERO_SECONDS apart, and ZERO_SHARE times as long as one
@@ -89,6 +95,8 @@ class Scheduler:
 
     def _answered(self, rows: list[Row]) -> None:
         if rows[0][0]:
+            if self._next_at > monotonic() + UNTOLD_SECONDS:
+                self._state.pace.untold()
             self.wake()
 
     async def round(self) -> float:
@@ -105,7 +113,8 @@ class Scheduler:
         return max(0.0, min(self._next_at, self._ask_at()) - monotonic())
 
     def _ask_at(self) -> float:
-        return self._asked_at + BUSY_POLLS * self._state.settings.poll
+        pace = self._state.pace
+        return self._asked_at + (TOLD_POLLS if pace.told else BUSY_POLLS) * pace.poll
 
     async def _overdue(self) -> bool:
         """Whether due jobs were not promoted: the leader may hold the lead and not do its duty.

@@ -14,6 +14,10 @@ declares no worker dead. How long a job runs plays no part either.
 A heartbeat is one message, with its COMMIT. A process may be stopped at any moment of it, and its session may not be
 listed yet. The server needs nothing more from the process then, so the worker's row stays locked by no session that a
 rescue cannot find.
+
+A heartbeat also asks, in its own message, whether anything has happened to jobs: an idle worker then needs no message
+for that (`fetcher`). No life hangs on the question. It reads no table, and if a message with it fails, the next ones
+come without it for a while.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ NAME = "beat"
 LATE = 0.8
 # If a heartbeat takes longer than this, a new session is used before it is listed: jobs must not wait for a heartbeat.
 LISTED_SECONDS = 1.0
+# After a failure heartbeats ask nothing beside for so long.
+BARE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -108,6 +114,10 @@ class Receiver(Protocol):
         """The heartbeat's session was lost, and there is another one."""
         ...
 
+    def probed(self, head: int, snapshot: str, usage: float, sent: float, /) -> None:
+        """What `heartbeat_probe` has answered, and when the question was sent."""
+        ...
+
 
 class Heartbeat:
     """Sends a heartbeat every third of the lease until stopped.
@@ -140,6 +150,7 @@ class Heartbeat:
         self._session = Session(replace(state.link, left=set()), NAME, most=most)
         self._backoff = Backoff(most=most)
         self._said_late = False
+        self._bare_until = 0.0
         self._full = False
         """The last heartbeat has said that no slot is free, because the loop was blocked."""
         self._generation = 0
@@ -228,7 +239,7 @@ class Heartbeat:
             log.error("heartbeat: %s; this worker will be taken for dead", what, exc_info=not refused)
         elif is_loss(error):
             return self._session.link.outage.pause(NAME)
-        pause = self._backoff.pause()
+        pause, self._bare_until = self._backoff.pause(), monotonic() + BARE_SECONDS
         log.warning("heartbeat: %s; trying again in %.2f s", described(error), pause)
         return pause
 
@@ -275,7 +286,8 @@ class Heartbeat:
             duties=self._state.duties() if due else None,
         )
         sent, self._full = monotonic(), full
-        [rows] = await self._session.run(write)
+        beside = [self._session.link.statement("heartbeat_probe")] if due and sent >= self._bare_until else []
+        *read, rows = await self._session.run(*beside, write)
         mine = [born for worker_id, _, _, born in rows if worker_id == self._worker_id]
         if not mine:
             self._stop.set()
@@ -293,6 +305,8 @@ class Heartbeat:
             self._said_late = False
             self._receiver.punctual_again()
         self._tell(listed)
+        for [(head, snapshot, usage)] in read:
+            self._receiver.probed(head, snapshot, usage, sent)
         others = [(worker_id, beat, lease) for worker_id, beat, lease, _ in rows if worker_id != self._worker_id]
         dead = self.judge.observe(others, monotonic())
         self._state.other_workers = self.judge.live()

@@ -13,6 +13,7 @@ from duty_loops import looping
 from workers import Eyes, Taker, until
 
 from pgqueue.jobs.job import Job
+from pgqueue.worker.fetch import reconciler
 from pgqueue.worker.fetch.reconciler import Reconciler
 
 
@@ -183,3 +184,35 @@ async def test_a_job_that_goes_back_finds_another_one_with_its_id(bench: Bench, 
     assert not running.done()
     assert eyes.one("SELECT id FROM pgqueue.job WHERE task = 'x'") == lost
     assert eyes.one("SELECT id FROM pgqueue.job WHERE task = 'another'") > lost
+
+
+@pytest.mark.promise("F251")
+async def test_an_idle_worker_that_is_sure_compares_seldom_and_after_a_doubt_at_once(bench: Bench, eyes: Eyes) -> None:
+    asked, real = 0, bench.taker.session.run
+
+    async def counted(*messages: Any, **options: Any) -> list[Any]:
+        nonlocal asked
+        asked += 1
+        return await real(*messages, **options)
+
+    bench.taker.session.run = counted  # type: ignore[method-assign]
+    one = bench.reconciler
+    await bench.taker.session.ready()
+    await one.round()
+    assert asked == 1
+    one._due = 0.0
+    await one.round()
+    assert asked == 1, "nothing can have come since"
+    await one.round()
+    assert asked == 2, "it is not time yet, so it was woken: there is a doubt"
+    one._due, one._sure_at = 0.0, one._sure_at - reconciler.SELDOM_SECONDS
+    await one.round()
+    assert asked == 3, "five minutes are over"
+    one._due = 0.0
+    await bench.taker.session.close()
+    await one.round()
+    assert asked > 3, "another connection: the server may have forgotten an end"
+    asked, one._due = 0, 0.0
+    await bench.claim(known=True)
+    await one.round()
+    assert asked > 0, "a job is held"

@@ -86,6 +86,40 @@ async def bench(dsn: str, eyes: Eyes) -> AsyncIterator[Bench]:
     await bench.session.close()
 
 
+# At rest --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F251")
+async def test_where_there_is_nothing_it_measures_seldom_until_a_position_is_drawn(bench: Bench) -> None:
+    duty, measured = bench.duty, 0
+
+    async def rounds(expected: int) -> None:
+        nonlocal measured
+        await duty.round()
+        measured += expected
+        assert duty.measurements == measured
+
+    await rounds(1)
+    bench.eyes.do("DELETE FROM pgqueue.depth")
+    await rounds(1)  # no heartbeat has told of positions: it rests by nothing
+    bench.eyes.do("DELETE FROM pgqueue.depth")
+    duty.heard(0)
+    await rounds(1)
+    assert bench.eyes.one("SELECT min(next_at) > now() + interval '20 seconds' FROM pgqueue.depth")
+    await rounds(0)
+    bench.fill(1)
+    duty.heard(bench.eyes.one("SELECT last_value FROM pgqueue.job_pos_seq"))
+    await rounds(1)
+    bench.eyes.do("DELETE FROM pgqueue.depth")
+    await rounds(1)  # a job is there, and may go at any time
+    bench.eyes.do("DELETE FROM pgqueue.job_available")
+    bench.eyes.do("DELETE FROM pgqueue.depth")
+    await rounds(1)
+    await rounds(0)
+    duty._heard_at -= depth.NEWS_SECONDS
+    await rounds(1)  # no heartbeat goes through any more
+
+
 # What is measured ----------------------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,7 @@ class Beats:
         self.declared = threading.Event()
         self.again = threading.Event()
         self.reconnects = 0
+        self.probes: list[tuple[int, str, float, float]] = []
         self.loop = asyncio.new_event_loop()
         self.running = RunningJobs([])
         self.sessions: list[tuple[int, str]] = []
@@ -137,6 +138,9 @@ class Beats:
 
     def reconnected(self) -> None:
         self.reconnects += 1
+
+    def probed(self, head: int, snapshot: str, usage: float, sent: float) -> None:
+        self.probes.append((head, snapshot, usage, sent))
 
     def declared_dead(self, worker_id: int) -> None:
         assert worker_id == self.worker_id
@@ -331,3 +335,22 @@ def test_who_cannot_beat_is_late_at_four_fifths_of_its_lease_and_told_when_it_ca
             assert not beats.again.is_set()
         assert beats.again.wait(30)
         wait_until(lambda: not beats.heartbeat.late())
+
+
+@pytest.mark.promise("F251")
+def test_a_heartbeat_asks_whether_anything_happened_and_no_life_hangs_on_that(dsn: str, eyes: Eyes) -> None:
+    """The sequence is locked as by a migration that stays open."""
+    with beating(dsn, lease=3.0) as beats:
+        wait_until(lambda: beats.probes)
+        head, snapshot, usage, sent = beats.probes[0]
+        assert head == 0 and snapshot.count(":") == 2 and 0.0 <= usage < 1.0 and sent <= monotonic()
+        with psycopg.connect(dsn) as locker:
+            locker.execute("ALTER SEQUENCE pgqueue.job_pos_seq CACHE 1")
+            wait_until(lambda: beats.heartbeat._bare_until > 0.0)
+            probes, began = len(beats.probes), monotonic()
+            beat = row(eyes, beats.worker_id)[0]
+            wait_until(lambda: row(eyes, beats.worker_id)[0] >= beat + 2)
+            assert monotonic() - began < 3.0
+            assert len(beats.probes) == probes
+        beats.heartbeat._bare_until = 0.0
+        wait_until(lambda: len(beats.probes) > probes)
