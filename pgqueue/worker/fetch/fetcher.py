@@ -20,7 +20,7 @@ Why no wake is lost:
 If the worker is idle and is told of a job of one lane, a `glance` claims from that lane alone; no fetch precedes it.
 
 A poll asks whether anything has happened. Polls are slow while notifications are known to come (`pace`), all lanes are
-known to be empty (so not after a glance), and no task is paused whose jobs a cursor may have passed. Each heartbeat then
+known to be empty, no glance came since, and no task is paused whose jobs a cursor may have passed. Each heartbeat then
 asks the same in its own message (`probed`), so an idle worker that listens sends next to nothing. What that costs, and
 what not:
 
