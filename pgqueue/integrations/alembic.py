@@ -52,16 +52,16 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | 
 
 
 def _run(op: Any, statement: str) -> None:
-    """Send one statement as it is, or print it: neither a colon nor a percent sign of it is a parameter.
-
-    It is sent by the driver: an error of SQLAlchemy would show the statement, which is some thousand lines.
-    """
+    """Send one statement as it is, or print it: neither a colon nor a percent sign of it is a parameter."""
     context = op.get_context()
     if context.as_sql:
         context.impl.static_output(f"{statement.rstrip().removesuffix(';')};")
         return
-    cursor = op.get_bind().connection.cursor()
     try:
-        cursor.execute(statement)
-    finally:
-        cursor.close()
+        op.get_bind().exec_driver_sql(statement, execution_options={"no_parameters": True})
+    except Exception as error:
+        driver: Exception | None = getattr(error, "orig", None)
+        if driver is None:
+            raise
+        # SQLAlchemy's own error has the statement in it, some thousand lines.
+        raise driver from None

@@ -8,11 +8,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import pages
 import psycopg
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from alembic_projects import AlembicProject
 from made_up_files import THREE, written
-from sqlalchemy import MetaData
+from sqlalchemy import Connection, MetaData
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from pgqueue.database import migrations
 from pgqueue.errors import Error, InvalidOption
@@ -167,6 +171,29 @@ def test_autogenerate_leaves_the_schema_alone(tmp_path: Path, empty_dsn: str) ->
     first(project)
     made = project.autogenerate()
     assert "pgqueue" not in made and "drop_table('gone'" in made
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_by_hand_it_is_part_of_the_transaction_of_the_connection(empty_dsn: str, driver: str) -> None:
+    """Also where nothing has begun one yet."""
+    engine = create_async_engine(f"postgresql+{driver}://{pages.address(empty_dsn)}")
+
+    def upgrade(connection: Connection) -> None:
+        alembic.upgrade(Operations(MigrationContext.configure(connection)), to=NEWEST)
+
+    def version() -> int:
+        with psycopg.connect(empty_dsn) as conn:
+            return migrations.check(conn, "pgqueue").version
+
+    async with engine.connect() as connection:
+        await connection.run_sync(upgrade)
+        assert version() == 0
+        await connection.rollback()
+        assert version() == 0
+        await connection.run_sync(upgrade)
+        await connection.commit()
+        assert version() == NEWEST
+    await engine.dispose()
 
 
 def test_neither_alembic_nor_sqlalchemy_is_imported() -> None:
