@@ -60,8 +60,8 @@ async def press(browser: httpx.AsyncClient, path: str, **fields: str) -> httpx.R
 
 
 def forms(page: httpx.Response) -> set[str]:
-    """Where the forms of a page are sent to."""
-    return set(re.findall(r'action="([^"]+)"', page.text))
+    """Where the forms and buttons of a page are sent to that change something."""
+    return set(re.findall(r'(?:method="post" action|formaction)="([^"]+)"', page.text))
 
 
 def without_our_script(page: str) -> str:

@@ -96,6 +96,18 @@ def test_to_retry_all_jobs_of_a_cause_takes_three_clicks_with_a_preview(hand: Ha
         assert begun.target == {"states": ["failed"], "task": "cards.charge", "error_type": "CardDeclined"}
 
 
+@pytest.mark.promise("F305")
+def test_to_find_the_job_of_a_customer_takes_one_click(hand: Hand) -> None:
+    page = hand.page
+    field = page.get_by_label("Find jobs")
+    hand.click(field)
+    field.press_sequentially("order_id=3102")
+    field.press("Enter")
+    page.get_by_role("heading", name="orders.ship blocked").wait_for()
+    assert page.get_by_text("warehouse:north").count() > 0 and page.get_by_role("heading", name="Why").is_visible()
+    assert hand.clicks == 1
+
+
 @pytest.mark.promise("F300")
 def test_to_retry_three_chosen_jobs_takes_five_clicks(hand: Hand, shop: str) -> None:
     page = hand.page

@@ -12,6 +12,7 @@ import pytest
 from dashboards import browsing, dashboard_of, reading
 
 import pgqueue
+from pgqueue.admin import queries
 from pgqueue.admin.known_names import KnownNames
 from pgqueue.web import rendering
 from pgqueue.web.access import ACTIONS
@@ -203,6 +204,44 @@ async def test_the_field_leads_to_a_list_whose_url_has_the_filter(dsn: str, conn
             assert (await browser.get("/jobs", params={"and": typed})).headers["location"] == to
         refused = await browser.get("/jobs", params={"and": "api_key=x"})
         assert "redacted" in (await browser.get(refused.headers["location"])).text
+
+
+@pytest.mark.promise("F305")
+async def test_the_field_of_every_page_leads_to_the_only_job_that_fits(dsn: str, conn: Conn) -> None:
+    [seven, _], [eight] = put(conn, 2, args='{"order_id": 7}'), put(conn, args='{"order_id": 8}', lock_key="order:8")
+    async with reading(dsn) as browser:
+        for path in ("/", "/jobs", "/workers", f"/jobs/{seven}", "/jobs/4711"):
+            assert '<input name="q" list="known"' in (await browser.get(path)).text, path
+        for typed, to in (
+            ("order_id=8", f"/jobs/{eight}"),
+            ("order:8", f"/jobs/{eight}"),
+            ("task:list.task order_id=8", f"/jobs/{eight}"),
+            (f"{seven}", f"/jobs?id={seven}"),
+            ("order_id=7", "/jobs?arg=order_id%3D7"),
+            ("order_id=9", "/jobs?arg=order_id%3D9"),
+            ("failed", "/jobs?state=failed"),
+        ):
+            answer = await browser.get("/jobs", params={"q": typed})
+            assert (answer.status_code, answer.headers["location"]) == (303, to), typed
+        assert (await browser.get("/jobs?q=")).status_code == 200
+        for secret in ("api_key=x", "secret=x"):
+            answer = await browser.get("/jobs", params={"q": secret})
+            assert answer.status_code == 400 and "redacted" in answer.text
+    async with dashboard_of(dsn) as made, browsing(made) as browser:
+        assert 'name="q"' not in (await browser.get("/login")).text
+
+
+@pytest.mark.promise("F305")
+async def test_a_job_among_more_than_are_searched_is_shown_in_the_list(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may fit, too."""
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 2)
+    put(conn, 3, args='{"order_id": 7}')
+    put(conn, args='{"order_id": 8}')
+    async with reading(dsn) as browser:
+        answer = await browser.get("/jobs", params={"q": "order_id=8"})
+        assert answer.headers["location"] == "/jobs?arg=order_id%3D8"
 
 
 @pytest.mark.promise("F303", "F138")
