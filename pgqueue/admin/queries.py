@@ -263,19 +263,25 @@ astatus = twin(status)
 """`status` for async connections."""
 
 
-async def astate_counts(conn: object, found: Measured) -> dict[str, Count]:
-    """How many jobs there are in each state that can be asked for, of numbers that were read before."""
-    ended, _ = await steps.adrive(conn, depth.history(config().schema), {})
-    return state_counts(found.groups, ended)
+@asks
+def state_counts(conn: object) -> Steps[tuple[datetime, dict[str, Count]] | None]:
+    """Return the time, and how many jobs there are in each state that can be asked for.
 
-
-def state_counts(live: Iterable[depth.Group], ended: Iterable[depth.Group]) -> dict[str, Count]:
-    """How many jobs these groups have in each state, and how many of the scheduled ones wait for another attempt."""
-    groups = [*live, *ended]
+    Never measures: None if the tables are large, and no worker has measured them in the last two minutes.
+    """
+    schema = config().schema
+    found = yield from depth.fresh(schema)
+    if found is None:
+        return None
+    ended, _ = yield from depth.history(schema)
+    groups = [*found.groups, *ended]
     counts = {state: depth.total(each for each in groups if each.state == state) for state in STATES}
-    return counts | {
-        RETRYING: depth.total(each for each in live if (each.state, each.reason) == ("scheduled", "retry"))
-    }
+    retrying = (each for each in found.groups if (each.state, each.reason) == ("scheduled", "retry"))
+    return shown.at(found.now), counts | {RETRYING: depth.total(retrying)}
+
+
+astate_counts = twin(state_counts)
+"""`state_counts` for async connections."""
 
 
 async def astanding(conn: object, found: Measured) -> Status:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.bulk.operations import STATES, acount_bulk
-from pgqueue.admin.depth import Count, ameasured
+from pgqueue.admin.depth import Count
 from pgqueue.admin.known_names import KnownNames, aknown_names
 from pgqueue.admin.last_errors import alast_errors
 from pgqueue.admin.queries import SEARCHED_MOST, JobInfo, asearch, astate_counts
@@ -51,7 +51,7 @@ ERROR_TYPES = (("error_type",), ("attempts", "error_type"))
 async def jobs(asked: Asked) -> Page:
     """The jobs that fit, in the order of `find`, with the last error of each. With `id` the page of that job instead.
 
-    `counts` are the numbers of all jobs by state; None if they could not be read.
+    `counts` are the numbers of all jobs by state; None if no worker has counted them lately.
     """
     if (typed := asked.values("q")) or asked.values("and"):
         return await _typed(asked, " ".join([*typed, *asked.values("and")]), alone=bool(typed))
@@ -60,7 +60,7 @@ async def jobs(asked: Asked) -> Page:
     criteria = _criteria(asked)
     found, items = await asked.read(lambda conn: _found(conn, asked.redaction, criteria))
     known = await asked.read(lambda conn: aknown_names(conn, NAMES_MOST))
-    counted, _ = await asked.part(_counted)
+    counted, _ = await asked.part(astate_counts)
     at, counts = counted or (datetime.now(UTC), None)
     actions = possible(asked.values("state"), asked.rights)
     fit = await _fit(asked, found, counts, actions) if actions else None
@@ -95,12 +95,6 @@ def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> d
     item = redaction.shown(plain(job) | {"key": job.key and redaction.awaited(job.key), "attempts": attempts})
     shown = item.pop("attempts")
     return dict(item) | {"error": shown[0] if shown else None}
-
-
-async def _counted(conn: object) -> tuple[datetime, dict[str, Count]]:
-    """The time by the database's clock, and the number of jobs in each state."""
-    known = await ameasured(conn)
-    return datetime.fromtimestamp(known.now, UTC), await astate_counts(conn, known)
 
 
 async def _fit(asked: Asked, found: Found, counts: dict[str, Count] | None, actions: Sequence[str]) -> Count | None:
