@@ -32,6 +32,20 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["shop", "pgqueue.integrations.django"]
 DATABASES = {databases!r}
 """
+WITH_ADMIN = """
+INSTALLED_APPS += ["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
+    "django.contrib.sessions", "django.contrib.messages"]
+MIDDLEWARE = ["django.middleware.common.CommonMiddleware", "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware"]
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True, "OPTIONS": {
+    "context_processors": ["django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
+        "django.contrib.messages.context_processors.messages"]}}]
+ROOT_URLCONF = "shop.urls"
+ALLOWED_HOSTS = ["testserver"]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+"""
+"""Below the settings: the admin, with users, their sessions and messages; the URLs are those of `shop.urls`."""
 MODELS = """
 from django.db import models
 

@@ -6,23 +6,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from django_projects import DjangoProject, database
+from django_projects import WITH_ADMIN, DjangoProject, database
 
 pytestmark = pytest.mark.promise("F296")
 
-SETTINGS = """
-INSTALLED_APPS += ["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
-    "django.contrib.sessions", "django.contrib.messages"]
-MIDDLEWARE = ["django.middleware.common.CommonMiddleware", "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.messages.middleware.MessageMiddleware"]
-TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True, "OPTIONS": {
-    "context_processors": ["django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
-        "django.contrib.messages.context_processors.messages"]}}]
-ROOT_URLCONF = "shop.urls"
-ALLOWED_HOSTS = ["testserver"]
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-"""
 URLS = """
 from django.contrib import admin
 from django.urls import include, path
@@ -112,7 +99,7 @@ class Pages(TestCase):
 
 @pytest.fixture
 def project(tmp_path: Path, dsn: str) -> DjangoProject:
-    made = DjangoProject(tmp_path, {"default": database(dsn)}, more=SETTINGS)
+    made = DjangoProject(tmp_path, {"default": database(dsn)}, more=WITH_ADMIN)
     (tmp_path / "shop" / "urls.py").write_text(URLS)
     return made
 
