@@ -274,9 +274,10 @@ SELECT id FROM put_aside;
 -- A limit that was never declared lets no job in. A job that comes in goes one of three ways:
 -- 1. If it needs a rate, too, it waits for that next, and keeps the limit.
 -- 2. Else it runs here, if a slot is left for it.
--- 3. Else it goes to the front of its lane as granted. Of each queue as many are as other workers had slots for at their last
---    heartbeats. One is granted always, unless a job of the queue runs here, or one is granted and not taken yet. No more than that: an
---    urgent job that comes later should not find the whole limit granted to jobs that wait for a slot.
+-- 3. Else it goes to the front of its lane as granted. As many are as other workers had slots for at their last heartbeats. A slot that
+--    several queues share counts once. Of the queues that have the very same slots one job is granted always, unless one starts here, or
+--    is granted and not taken yet. No more than that: an urgent job that comes later should not find the whole limit granted to jobs that
+--    wait for a slot.
 -- Which job passes which:
 -- 1. A job for which no worker has a slot holds up none that can go. It gets the last places, in its order; and so do the jobs behind it
 --    that need the same slots after a rate.
@@ -294,23 +295,39 @@ WITH {{impatience}}, me AS MATERIALIZED (
     {{live_worker}}
 ), known AS MATERIALIZED (
     SELECT s.queue, s.task FROM pgqueue.served() AS s WHERE NOT s.task = {{paused_task}}
-), served AS MATERIALIZED (
-    -- The open queues that a worker serves, with the slots that others had free there at their last heartbeats. Ours twice: for jobs of
-    -- our tasks, with our own slots; and for those of tasks that only others know.
-    SELECT open.queue, open.free, open.pool IS NOT NULL AS shared, kind.ours, CASE WHEN kind.ours THEN open.pool END AS pool,
-           CASE WHEN kind.ours THEN coalesce((%(slots)s::integer[])[open.pool], 0) ELSE 0 END AS slots
-    FROM (SELECT each.queue, sum(each.free)::integer AS free, max(mine.pool) AS pool FROM (
-        SELECT own.queue, CASE WHEN w.state = 'running' AND w.id <> %(worker_id)s::bigint
-               THEN coalesce(own.free, greatest(0, w.concurrency - w.lost - cardinality(w.running))) ELSE 0 END AS free
-        FROM pgqueue.worker w CROSS JOIN LATERAL unnest(w.queues, w.free) AS own (queue, free)
-        WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+), pooled AS MATERIALIZED (
+    -- The queues of each worker, with the slots that another one had free there at its last heartbeat. Queues without slots of their own share
+    -- the common ones: `lead` is the first of them. `mark` names these slots, so that a sum of marks names a set of slots.
+    SELECT w.id, own.queue, CASE WHEN w.state = 'running' AND w.id <> %(worker_id)s::bigint
+           THEN coalesce(own.free, greatest(0, w.concurrency - w.lost - cardinality(w.running))) ELSE 0 END AS free,
+           CASE WHEN own.slots IS NULL THEN min(own.queue COLLATE "C") FILTER (WHERE own.slots IS NULL) OVER (PARTITION BY w.id)
+                ELSE own.queue END AS lead,
+           hashtextextended(CASE WHEN own.slots IS NULL THEN 'common:' ELSE own.queue END, w.id)::numeric AS mark
+    FROM pgqueue.worker w CROSS JOIN LATERAL unnest(w.queues, w.free, w.slots) AS own (queue, free, slots)
+    WHERE w.dead_at IS NULL AND w.state IN ('starting', 'running')
+), open_queue AS MATERIALIZED (
+    -- The open queues that a worker serves. `kindred` ones have the very same slots; those of a `circle` have some in common.
+    SELECT each.queue, sum(each.free)::integer AS free, max(mine.pool) AS pool, min(each.lead COLLATE "C") AS circle, sum(each.mark) AS kindred
+    FROM (
+        SELECT pooled.queue, pooled.free, pooled.lead, pooled.mark FROM pooled
         UNION ALL
-        SELECT unnest(%(queues)s::text[]), 0
+        SELECT own.queue, 0, own.queue, 0 FROM unnest(%(queues)s::text[]) AS own (queue)
     ) AS each
     LEFT JOIN unnest(%(queues)s::text[], %(pools)s::integer[]) AS mine (queue, pool) ON mine.queue = each.queue
     WHERE NOT each.queue = {{paused}}
-    GROUP BY each.queue) AS open
-    JOIN (VALUES (true), (false)) AS kind (ours) ON NOT kind.ours OR open.pool IS NOT NULL
+    GROUP BY each.queue
+), circle AS MATERIALIZED (
+    -- How many slots others had free for all queues of a circle: each slot once.
+    SELECT one.circle, sum(one.free)::integer AS free FROM (
+        SELECT o.circle, max(pooled.free) AS free FROM pooled JOIN open_queue o ON o.queue = pooled.queue
+        WHERE pooled.free > 0 GROUP BY o.circle, pooled.id, pooled.lead
+    ) AS one GROUP BY one.circle
+), served AS MATERIALIZED (
+    -- Ours twice: for jobs of our tasks, with our own slots; and for those of tasks that only others know.
+    SELECT o.queue, o.free, o.pool IS NOT NULL AS shared, kind.ours, CASE WHEN kind.ours THEN o.pool END AS pool,
+           CASE WHEN kind.ours THEN coalesce((%(slots)s::integer[])[o.pool], 0) ELSE 0 END AS slots, o.kindred, o.circle,
+           (SELECT circle.free FROM circle WHERE circle.circle = o.circle) AS circle_free
+    FROM open_queue o JOIN (VALUES (true), (false)) AS kind (ours) ON NOT kind.ours OR o.pool IS NOT NULL
 ), line AS MATERIALIZED (
     SELECT wanted.*, head.most - held.n AS room, held.lowest
     FROM me CROSS JOIN unnest(%(keys)s::text[], %(afters)s::bigint[], %(ranks)s::smallint[], %(ids)s::bigint[])
@@ -318,24 +335,30 @@ WITH {{impatience}}, me AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT n AS most FROM pgqueue.key_limit WHERE name = substr(wanted.key, 7)) AS head
     CROSS JOIN LATERAL ({{limit_holders}}) AS held
     WHERE head.most > held.n
+), granted_now AS MATERIALIZED (
+    -- The jobs that are granted and not taken yet.
+    SELECT line.key, served.queue, served.ours, served.pool, served.kindred, served.circle, one.task, one.rank < 0 AS alone, count(*)::integer AS n
+    FROM line CROSS JOIN served CROSS JOIN LATERAL (
+        SELECT a.rank, a.task FROM pgqueue.job_available a
+        WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue || '' = served.queue  -- a lane may be long
+          AND ((a.task IN ({{open_tasks}})) IS TRUE AND served.shared) = served.ours
+          AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT 2 * greatest(1, served.free)
+    ) AS one
+    GROUP BY line.key, served.queue, served.ours, served.pool, served.kindred, served.circle, one.task, one.rank < 0
 ), head AS MATERIALIZED (
     -- By queue, so that jobs that can go are not looked for behind jobs that cannot; poison jobs by themselves for the same reason.
     -- One more of each than can go now: a job of another queue that comes after that one is not to pass it.
     -- Granted poison jobs do not count for others: a worker that runs one takes no other, and has slots for those.
     -- Jobs of tasks that only others know are looked for among the first of a queue of ours, not behind all of ours: eight for each that
     -- may go. The workers that know them look further.
-    SELECT line.key, line.room, served.ours, served.pool, served.slots, served.free AS free_at_most, reach.most,
-           CASE WHEN b.rank < 0 THEN granted.poison ELSE granted.n END AS granted, b.*
+    SELECT line.key, line.room, served.ours, served.pool, served.slots, served.free AS free_at_most, reach.most, served.circle,
+           served.circle_free, served.kindred, CASE WHEN b.rank < 0 THEN granted.poison ELSE granted.n END AS granted, b.*
     FROM line CROSS JOIN served
-    CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE one.rank < 0)::integer AS poison, count(*) FILTER (WHERE one.rank >= 0)::integer AS n
-        FROM (
-            SELECT a.rank FROM pgqueue.job_available a
-            WHERE a.limit_key = substr(line.key, 7) AND a.holds AND a.queue || '' = served.queue  -- a lane may be long
-              AND ((a.task IN ({{open_tasks}})) IS TRUE AND served.shared) = served.ours
-              AND coalesce(a.hold_pos, 9223372036854775807) > line.after LIMIT 2 * greatest(1, served.free)
-        ) AS one
-    ) AS granted
+    LEFT JOIN (
+        SELECT g.key, g.queue, g.ours, sum(g.n) FILTER (WHERE g.alone) AS poison, sum(g.n) FILTER (WHERE NOT g.alone) AS n
+        FROM granted_now AS g GROUP BY g.key, g.queue, g.ours
+    ) AS own ON own.key = line.key AND own.queue = served.queue AND own.ours = served.ours
+    CROSS JOIN LATERAL (SELECT coalesce(own.poison, 0)::integer AS poison, coalesce(own.n, 0)::integer AS n) AS granted
     CROSS JOIN LATERAL (SELECT greatest(1, served.slots + served.free - granted.n, served.slots) AS most) AS reach
     LEFT JOIN LATERAL (
         SELECT b.rank, b.id FROM pgqueue.job_blocked b
@@ -370,10 +393,14 @@ WITH {{impatience}}, me AS MATERIALIZED (
     -- How many slots the other workers that know the task had free for its queue.
     SELECT one.queue, one.task, sum(coalesce(w.free[array_position(w.queues, one.queue::text)],
                                              greatest(0, w.concurrency - w.lost - cardinality(w.running))))::integer AS free
-    FROM (SELECT DISTINCT queue, task FROM head WHERE free_at_most > 0) AS one
+    FROM (SELECT queue, task FROM head WHERE free_at_most > 0 UNION SELECT queue, task FROM granted_now) AS one
     JOIN pgqueue.worker w ON one.queue = ANY (w.queues) AND one.task = ANY (w.tasks)
     WHERE w.dead_at IS NULL AND w.state = 'running' AND w.id <> %(worker_id)s::bigint
     GROUP BY one.queue, one.task
+), circle_granted AS MATERIALIZED (
+    -- How many free slots of a circle will be taken by jobs that are granted.
+    SELECT g.key, g.circle, g.alone, sum(least(g.n, able.free)) AS n FROM granted_now g JOIN able ON able.queue = g.queue AND able.task = g.task
+    GROUP BY g.key, g.circle, g.alone
 ), turned AS MATERIALIZED (
     -- `kin`: each task that only others know waits by itself, for each has its own workers. `beyond`: the one more. `pool`, `other`: the
     -- jobs that need the same slots, as far as we know. A poison job is granted: its lane sees to it that it comes alone.
@@ -388,14 +415,28 @@ WITH {{impatience}}, me AS MATERIALIZED (
     -- slot later.
     SELECT turned.*, free = 0 AND CASE WHEN alone THEN slots = 0 ELSE
                          bool_or(free = 0 AND NOT (here OR more)) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id) END AS late,
-           here OR more OR row_number() OVER (PARTITION BY key, queue, ours, kin, alone, here OR more ORDER BY rank, id)
-               <= greatest((alone OR NOT bool_or(here) OVER (PARTITION BY key, queue, ours))::integer, free) - granted AS fits
+           bool_or(here) OVER (PARTITION BY key, kindred, pool, ours) AS starts,
+           granted + row_number() OVER (PARTITION BY key, queue, ours, kin, alone, here OR more ORDER BY rank, id) AS nth
     FROM turned
+), placed AS MATERIALIZED (
+    -- `fits`: it starts here, or has another slot: among the jobs of its queue, and among those of all queues that have slots in common.
+    -- Or it is the one of its slots for which there is none.
+    SELECT judged.*, here OR more OR CASE WHEN nth <= free
+               THEN count(*) FILTER (WHERE nth <= free AND NOT (here OR more)) OVER (PARTITION BY key, circle, alone ORDER BY rank, id)
+                    + coalesce((SELECT n FROM circle_granted c WHERE (c.key, c.circle, c.alone) = (judged.key, judged.circle, judged.alone)), 0)
+                    <= circle_free
+               ELSE nth = 1 AND (alone OR NOT starts)
+                    AND count(*) FILTER (WHERE nth = 1 AND free = 0 AND NOT (here OR more))
+                        OVER (PARTITION BY key, kindred, pool, ours, kin, alone ORDER BY rank, id) = 1
+                    AND NOT EXISTS (
+                        SELECT FROM granted_now g WHERE (g.key, g.kindred, g.ours, g.alone) = (judged.key, judged.kindred, judged.ours, judged.alone)
+                        AND g.pool IS NOT DISTINCT FROM judged.pool AND (g.ours OR g.task = judged.task)) END AS fits
+    FROM judged
 ), fitting AS MATERIALIZED (
     -- No job passes another of its queue. If it waits for a slot of ours, it passes no job before it that waits for the same slots.
-    SELECT judged.*, bool_and(fits) OVER (PARTITION BY key, queue, ours, kin, alone ORDER BY rank, id)
+    SELECT placed.*, bool_and(fits) OVER (PARTITION BY key, queue, ours, kin, alone ORDER BY rank, id)
            AND (slots = 0 OR NOT late OR bool_and(fits OR free > 0) OVER (PARTITION BY key, pool, other, alone ORDER BY rank, id)) AS goes
-    FROM judged
+    FROM placed
 ), lined AS MATERIALIZED (
     -- A job for which no worker has a slot comes after those that can go: it would keep the room from them. No job comes after one that
     -- goes and is the last that was read of its queue: others may be behind that. Then it goes on to a rate, or one before it does, and

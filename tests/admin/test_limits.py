@@ -190,6 +190,75 @@ async def test_slots_of_another_queue_of_that_worker_are_no_reason_to_grant(
     assert len(holders(eyes)) == most
 
 
+FULL, ONE, TWO = (0, None), (1, None), (2, None)
+"""What a heartbeat says of a queue: how many slots are free, and how many it has of its own, if not the common ones."""
+SHARED = {
+    "full common slots": ([{"a": FULL, "b": FULL}], "abab", "a..."),
+    "one common slot": ([{"a": ONE, "b": ONE}], "abab", "a..."),
+    "two common slots": ([{"a": TWO, "b": TWO}], "aabb", "aa.."),
+    "as many workers": ([{"a": ONE, "b": ONE}] * 2, "abab", "ab.."),
+    "slots of their own": ([{"a": (1, 1), "b": (1, 1), "c": FULL}], "abab", "ab.."),
+    "full slots of their own": ([{"a": (0, 1), "b": (0, 1)}], "abab", "ab.."),
+    "common and own": ([{"a": ONE, "b": (1, 1), "c": ONE}], "aabbcc", "a.b..."),
+    "one of two queues of another worker, too": ([{"a": ONE, "b": ONE}, {"b": FULL}], "abab", "a..."),
+    "the free one for one of them": ([{"a": FULL, "b": FULL}, {"b": ONE}], "abab", "ab.."),
+    "both free": ([{"a": ONE, "b": ONE}, {"b": ONE}], "aabb", "a.b."),
+    "others for each of them": ([{"a": FULL, "b": FULL}, {"a": FULL}, {"b": FULL}], "abab", "ab.."),
+}
+"""Other workers with what each says of its queues, the queues of the waiting jobs, and which are granted."""
+
+
+@pytest.mark.promise("F241")
+@pytest.mark.parametrize(("others", "waiting", "granted"), SHARED.values(), ids=SHARED)
+async def test_a_slot_that_queues_share_is_granted_once(
+    others: list[dict[str, tuple[int, int | None]]], waiting: str, granted: str, desks: Desks, eyes: Eyes
+) -> None:
+    """Again and again, while no job is taken: the rest of the limit is for workers with free slots."""
+    eyes.do(ALLOW, 10)
+    parks, asks = desks("a", "b", "c"), desks("z")
+    ids = [limited(eyes, 1, queue=queue)[0] for queue in waiting]
+    await parks.park()
+    eyes.do("UPDATE pgqueue.worker SET state = 'quiet' WHERE id = %s", parks.worker_id)
+    beat = "UPDATE pgqueue.worker SET state = 'running', queues = %s, free = %s, slots = %s WHERE id = %s"
+    for each in others:
+        free, slots = zip(*each.values(), strict=True)
+        eyes.do(beat, list(each), list(free), list(slots), desks(*each).worker_id)
+    for _ in range(3):
+        await asks.sweep()
+        inside = {id for id, _ in holders(eyes)}
+        assert "".join(queue if id in inside else "." for id, queue in zip(ids, waiting, strict=True)) == granted
+
+
+@pytest.mark.promise("F241")
+async def test_common_slots_that_are_full_take_no_place_from_a_worker_that_is_idle(dsn: str, eyes: Eyes) -> None:
+    gate = asyncio.Event()
+
+    @task(name="limits.long", limit=Limit(4, name="k"))
+    async def long() -> None:
+        await gate.wait()
+
+    @task(name="limits.plain")
+    async def plain() -> None:
+        await gate.wait()
+
+    async with work(dsn, long, plain, queues=["a", "b", "c", "d"], lease=1.0, concurrency=4) as full:
+        await until(lambda: full.services.declared_limits.declared)
+        change(eyes.conn, "k", 0)
+        for queue in "abcd":
+            long.using(queue=queue).enqueue(eyes.conn)
+        await until(lambda: eyes.states() == {"blocked": 4})
+        plain.using(queue="a").enqueue_many(eyes.conn, [()] * 4)
+        async with work(dsn, long, queues=["z"], lease=1.0):
+            await until(lambda: [0] * 4 in [free for (free,) in eyes.all("SELECT free FROM pgqueue.worker")])
+            change(eyes.conn, "k", 4)
+            await until(lambda: holders(eyes))
+            last = [long.using(queue="z").enqueue(eyes.conn).id for _ in range(3)]
+            await until(lambda: {(job, "running") for job in last} <= set(holders(eyes)), 10)
+            assert eyes.states() == {"running": 7, "available": 1, "blocked": 3}
+            gate.set()
+            await until(eyes.done(11))
+
+
 @pytest.mark.promise("F13")
 async def test_a_heartbeat_says_how_many_slots_each_queue_has_left(dsn: str, eyes: Eyes) -> None:
     gate = asyncio.Event()
@@ -264,11 +333,11 @@ async def test_a_suspect_comes_before_a_backlog(desks: Desks, eyes: Eyes) -> Non
         (2, 2, "BaB", "Ba."),
         # Who goes on to a rate takes no turn of those behind it in its queue.
         (2, 0, "Aab", "Aa."),
-        (4, 0, "AAabab", "AAab.."),
-        (3, 1, "Aab", "Aab"),
+        (4, 0, "AAabab", "AAa..."),
+        (3, 1, "Aab", "Aa."),
         (3, 2, "Aaab", "Aaa."),
         (9, 2, "aaAbB", "aaAbB"),
-        (9, 0, "aaAb", "a..b"),
+        (9, 0, "aaAb", "a..."),
         (2, 0, "Abab", "Ab.."),
     ],
 )
@@ -345,10 +414,10 @@ async def test_who_has_no_slot_and_may_not_be_granted_yet_holds_up_nobody_who_go
     first, _ = limited(eyes, 2, queue="plain")
     [rated] = limited(eyes, 1, queue="rated", rate_key="x")
     [other] = limited(eyes, 1, queue="more")
-    desk = desks("plain", "rated", "more")
+    desk, elsewhere = desks("plain", "rated"), desks("more")
     eyes.do("UPDATE pgqueue.worker SET concurrency = 0")
     desk.slots = 0
-    await desk.park()
+    await desk.park(), await elsewhere.park()
     await desk.let_in()
     assert [id for id, _ in holders(eyes)] == [first, rated, other]
 
