@@ -45,7 +45,9 @@ INSTALLED = {}
 def install(*aliases):
     for alias in aliases:
         with connections[alias].cursor() as cursor:
-            cursor.execute(as_sql("pgqueue") + as_sql("pgqueue", line=OUTBOX))
+            cursor.execute("SELECT to_regclass('pgqueue.job') IS NULL")  # Django's migrations make one queue
+            [missing] = cursor.fetchone()
+            cursor.execute((as_sql("pgqueue") if missing else "") + as_sql("pgqueue", line=OUTBOX))
         INSTALLED[alias] = rows(alias)
 
 def fill(alias):
