@@ -106,6 +106,11 @@ class Child:
         if self._child.stdout is not None:
             self._child.stdout.close()
 
+    def kill(self) -> None:
+        """End it, and what it has forked, by SIGKILL and without a word."""
+        os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
     def _family(self) -> list[psutil.Process]:
         try:
             return [self._observed, *self._observed.children(recursive=True)]

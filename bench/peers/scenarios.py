@@ -12,6 +12,9 @@
 - `application`: 200 bytes of arguments, 1 ms of waiting in each job, history kept where the peer can, jobs waiting, and
   a process that enqueues one per transaction beside. Jobs begun a second by one worker process.
 - `idle`: a worker that has worked and has nothing to do.
+- `killed`: a worker whose jobs take an hour is killed by SIGKILL, while others wait. Another worker, with jobs of 1 ms,
+  is started at once. From the kill until the last of the killed worker's jobs has begun again. What has not within a
+  minute is counted, and the figure is that minute. Nothing is tuned for it: these are the settings of the other tables.
 - `depth`: the drain of a part of many more jobs. Only with `--full`.
 - `held`: the drain while a snapshot is held that is older than the jobs and than one drain before. Only with `--full`.
 """
@@ -35,6 +38,8 @@ WARM_JOBS = 200
 ONE_JOBS = 3_000
 BULK_MOST = 100_000
 START_RATE = 20.0
+HOUR = 3_600.0
+AGAIN_SECONDS = 60.0
 WITH_START = "with_start"
 """In the sample of a drain: starting the processes is in its figure, for half of its jobs were begun meanwhile."""
 
@@ -172,6 +177,25 @@ def application(stage: Stage, size: Size) -> Values:
     return {"jobs_s": (ran - first) / (now - begun), "enqueued_s": produced["jobs"] / produced["seconds"]}
 
 
+def killed(stage: Stage, size: Size) -> Values:
+    stage.fill("application", size.jobs(stage.peer.size))
+    stage.work(starts=True, seconds=HOUR)
+    stage.wait_for(1, PATIENCE)
+    ran = 0
+    while (more := stage.ran().total()) > ran:  # until each slot has a job
+        ran = more
+        sleep(1.0)
+    stage.kill_work()
+    begun = monotonic()
+    held = {number for number, _ in stage.starts()}
+    stage.work(starts=True)
+    while again := held - {number for number, at in stage.starts() if at > begun}:
+        if monotonic() - begun > AGAIN_SECONDS:
+            break
+        sleep(0.01)
+    return {"again_s": monotonic() - begun, "held": len(held), "left": len(again)}
+
+
 def idle(stage: Stage, size: Size) -> Values:
     seconds = size.seconds(10.0)
     stage.fill("noop", size.jobs(1_000))
@@ -257,6 +281,12 @@ SCENARIOS = {
             history=True,
         ),
         Scenario("idle", "Idle worker", idle, _IDLE),
+        Scenario(
+            "killed",
+            "A worker is killed: seconds until its jobs run again",
+            killed,
+            (Measure("again_s", "s", True), Measure("held", "jobs"), Measure("left", "not within 60 s", True)),
+        ),
         Scenario("depth", "Drain of a part, very many waiting", depth, (RATE,), full_only=True),
         Scenario("held", "Drain under an old snapshot", held, (Measure("share", "of the first"), RATE), full_only=True),
     )

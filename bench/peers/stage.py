@@ -113,11 +113,18 @@ class Stage:
         client.hear()
         return client
 
-    def work(self, processes: int = 1, *, starts: bool = False) -> None:
-        """Start so many worker processes; with `starts` they write down when each job began."""
-        for number in range(processes):
-            worker = self.start("worker", BENCH_WORKER=str(number), BENCH_STARTS="1" if starts else "0")
-            self.workers.append(worker)
+    def work(self, processes: int = 1, *, starts: bool = False, seconds: float | None = None) -> None:
+        """Start so many worker processes; with `starts` they write down when each job began. `seconds`: how long a job
+        of an application takes there, in place of a millisecond."""
+        told = {"BENCH_STARTS": "1" if starts else "0"} | ({} if seconds is None else {"BENCH_WORK": str(seconds)})
+        for _ in range(processes):
+            self.workers.append(self.start("worker", BENCH_WORKER=str(len(self.workers)), **told))
+
+    def kill_work(self) -> None:
+        """End the workers by SIGKILL; what they have counted stays."""
+        for worker in self.workers:
+            worker.kill()
+        self.workers.clear()
 
     def stop_work(self) -> None:
         """End the workers, and forget what they have counted."""

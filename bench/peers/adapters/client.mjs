@@ -9,7 +9,7 @@ export const load = (name) => import(require.resolve(name));
 export const DSN = process.env.BENCH_DSN;
 export const SETTINGS = JSON.parse(process.env.BENCH_SETTINGS ?? "{}");
 export const HISTORY = process.env.BENCH_HISTORY === "1";
-export const WORK_MS = 1;
+export const WORK_MS = 1000 * Number(process.env.BENCH_WORK ?? "0.001");
 const TEXT = "x".repeat(160);
 const PACE_SECONDS = 0.05;
 

@@ -20,7 +20,7 @@ REDIS = os.environ.get("BENCH_REDIS", "")
 SETTINGS: dict[str, Any] = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
 HISTORY = os.environ.get("BENCH_HISTORY") == "1"
 """Whether finished jobs are to be kept, where the peer can."""
-WORK_SECONDS = 0.001
+WORK_SECONDS = float(os.environ.get("BENCH_WORK", "0.001"))
 
 _FOLDER = os.environ.get("BENCH_FOLDER", ".")
 _WORKER = os.environ.get("BENCH_WORKER", "0")
