@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from math import inf
 from types import CodeType
 from typing import NoReturn
 
@@ -30,6 +31,10 @@ ORDERLY_SECONDS = 5.0
 """After an orderly stop: for tasks that are cancelled, threads, `atexit`, coverage."""
 LAST_SECONDS = 19.5
 """After the grace: to stop handlers, write outcomes and sign off. The supervisor kills after 20."""
+STANDS_SECONDS = 10.0
+"""After the grace: if the loop stands by then, nothing of that will be done."""
+TURN_SECONDS = 3.0
+"""The last of these are for one turn of it. A `flush` takes less."""
 FLUSH_SECONDS = 1.0
 TELEMETRY_SECONDS = 2.0
 """After an orderly stop, within `ORDERLY_SECONDS`."""
@@ -41,12 +46,16 @@ class ProcessEnd:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deadlines: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        self._deadlines: queue.SimpleQueue[tuple[float, int, float]] = queue.SimpleQueue()
         threading.Thread(target=self._wait, name="pgqueue-end", daemon=True).start()
 
-    def within(self, seconds: float, code: int) -> None:
-        """From now on the process has so many seconds to end by itself. Then it is ended, with this exit code."""
-        self._deadlines.put((monotonic() + seconds, code))
+    def within(self, seconds: float, code: int, *, standing: float = inf) -> None:
+        """From now on the process has so many seconds to end by itself. Then it is ended, with this exit code.
+
+        If the loop stands, it has only `standing` seconds.
+        """
+        now = monotonic()
+        self._deadlines.put((now + seconds, code, now + standing - TURN_SECONDS))
 
     def at_once(self, code: int) -> NoReturn:
         """End the process now."""
@@ -54,10 +63,16 @@ class ProcessEnd:
         os._exit(code)
 
     def _wait(self) -> None:
-        deadline, code = self._deadlines.get()
-        while (left := deadline - monotonic()) > 0:
+        deadline, code, look = self._deadlines.get()
+        while (now := monotonic()) < deadline:
+            if now >= look:
+                if not self._turns() and self._deadlines.empty():
+                    break
+                look = inf
+            left = min(deadline, look) - monotonic()
             with suppress(queue.Empty):
-                deadline, code = self._deadlines.get(timeout=min(left, 3_600.0))  # more than some days is no timeout
+                # more than some days is no timeout
+                deadline, code, look = self._deadlines.get(timeout=max(0.0, min(left, 3_600.0)))
         try:
             what = "; ".join(self._left()) or "something outside of Python's threads"
             write(
@@ -65,6 +80,15 @@ class ProcessEnd:
             )
         finally:
             self.at_once(code)
+
+    def _turns(self) -> bool:
+        """Whether the loop turns, or has ended. It stands if a handler blocks it, or a log pipe that nothing reads."""
+        turned = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(turned.set)
+        except RuntimeError:  # it is closed
+            return True
+        return turned.wait(TURN_SECONDS)
 
     def _left(self) -> Iterator[str]:
         """What may keep this process: threads with the line where they stand, tasks, and children that it waits for."""

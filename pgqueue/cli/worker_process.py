@@ -31,6 +31,7 @@ from pgqueue.cli.process_end import (
     FLUSH_SECONDS,
     LAST_SECONDS,
     ORDERLY_SECONDS,
+    STANDS_SECONDS,
     TELEMETRY_SECONDS,
     ProcessEnd,
     flush,
@@ -258,7 +259,7 @@ class Signals:
     def stop(self, grace: float) -> None:
         if not self.received.is_set():
             self.grace = grace
-            self._end.within(grace + LAST_SECONDS, DEADLINE)
+            self._end.within(grace + LAST_SECONDS, DEADLINE, standing=grace + STANDS_SECONDS)
             self.received.set()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
@@ -267,7 +268,7 @@ class Signals:
             self._end.at_once(INTERRUPTED)
         self.name = signal.Signals(number).name
         if self.grace is None:
-            self._end.within(self._grace + LAST_SECONDS, DEADLINE)
+            self._end.within(self._grace + LAST_SECONDS, DEADLINE, standing=self._grace + STANDS_SECONDS)
         self._loop.call_soon_threadsafe(self.received.set)
 
 
