@@ -18,7 +18,7 @@ from typing import Any
 
 from pgqueue.client import tasks
 from pgqueue.client.middleware import declared, wrapped
-from pgqueue.config import config
+from pgqueue.config import config, database_of_tests
 from pgqueue.database.asking import named
 from pgqueue.database.drivers import aconnect_to, connect_to
 from pgqueue.database.statements import Row, Statement, text
@@ -219,9 +219,9 @@ def _in_transaction(alone: bool) -> Steps[None]:
     except Exception as error:
         if _state(error) != NO_TRANSACTION:
             raise
+        how = "drain(dsn=…), which names the database" if database_of_tests() is None else "drain()"
         raise Error(
-            "drain works in your transaction, and this connection is in none: open one, or commit what is enqueued and "
-            "name the database, drain(dsn=…)"
+            f"drain works in your transaction, and this connection is in none: open one, or call {how}"
         ) from error
     yield Command("RELEASE SAVEPOINT pgqueue_drain")
 

@@ -45,9 +45,8 @@ INSTALLED = {}
 def install(*aliases):
     for alias in aliases:
         with connections[alias].cursor() as cursor:
-            cursor.execute("SELECT to_regclass('pgqueue.job') IS NULL")  # Django's migrations make one queue
-            [missing] = cursor.fetchone()
-            cursor.execute((as_sql("pgqueue") if missing else "") + as_sql("pgqueue", line=OUTBOX))
+            cursor.execute("CREATE SCHEMA IF NOT EXISTS pgqueue; DROP SCHEMA pgqueue CASCADE")
+            cursor.execute(as_sql("pgqueue") + as_sql("pgqueue", line=OUTBOX))
         INSTALLED[alias] = rows(alias)
 
 def fill(alias):

@@ -75,11 +75,17 @@ from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone
 from django_tasks import TaskResultStatus as S, task_backends
 from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
+from pgqueue.database.migrations import as_sql
 from pgqueue.testing import Clock, adrain, drain
 import pgqueue
 from shop.models import Letter
 from shop import tasks
 from shop.tasks import add, attempts, breaks, told, unstorable, write
+
+def setUpModule():
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA IF NOT EXISTS pgqueue; DROP SCHEMA pgqueue CASCADE")
+        cursor.execute(as_sql("pgqueue"))
 
 class Undo(Exception): ...
 

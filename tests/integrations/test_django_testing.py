@@ -100,12 +100,16 @@ def sync(customer: int) -> int:
 HANDLERS = """
 from django.db import connection
 from django.test import TestCase
+from pgqueue.database.migrations import as_sql
 from pgqueue.testing import adrain, arun, drain, run
 from shop.models import Letter
 from shop.tasks import asynchronous, fails, sync
 
 class OfTheTest(TestCase):
     def setUp(self):
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE SCHEMA IF NOT EXISTS pgqueue; DROP SCHEMA pgqueue CASCADE")
+            cursor.execute(as_sql("pgqueue"))
         Letter.objects.create(customer=7)
         for each in (asynchronous, sync):
             each.enqueue("default", customer=7)

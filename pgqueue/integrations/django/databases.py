@@ -27,7 +27,8 @@ def remember() -> None:
 def of_tests() -> DatabaseOfTests | None:
     """The queue's database of the tests that run, if Django has put it in the place of that of the settings."""
     alias = project_settings.alias()
-    if connections[alias].settings_dict["NAME"] == _named_by_settings[alias]:
+    name = connections[alias].settings_dict["NAME"]
+    if name == _named_by_settings.get(alias, name):
         return None
     return DatabaseOfTests(dsn_of(alias), alias)
 
