@@ -290,6 +290,12 @@ def test_a_wrong_option_is_named(tmp_path: Path, dsn: str) -> None:
     assert "has OPTIONS alias; it may have database" in project.manage("check", code=1)
 
 
+def test_a_job_that_would_be_staged_is_refused(tmp_path: Path, dsn: str) -> None:
+    project = DjangoProject(tmp_path, {"default": database(dsn)}, TASKS, BACKPORT)
+    script = "import pgqueue\npgqueue.configure(outbox=True)\nfrom shop.tasks import add\nadd.enqueue(1)"
+    assert "a staged job has no result" in project.python(script, code=1)
+
+
 @pytest.mark.second
 @pytest.mark.parametrize("version", ["6.0", "6.1"])
 def test_django_6_on_another_python(version: str, tmp_path: Path, tmp_path_factory: Any, dsn: str) -> None:

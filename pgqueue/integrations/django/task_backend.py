@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 
 import pgqueue
+from pgqueue.config import stages
 from pgqueue.integrations.django import project_settings, task_handlers, task_results
 from pgqueue.integrations.django.tasks_framework import backend, base, exceptions, normalize_json, signals
 from pgqueue.jobs.values import HIGHEST_ID
@@ -97,6 +98,8 @@ class Backend(backend.BaseTaskBackend):  # type: ignore[misc]  # Django has no t
 
     def _call(self, task: Any, args: Any, kwargs: Any) -> tuple[pgqueue.Task[..., Any], dict[str, Any]]:
         self.validate_task(task)
+        if stages():
+            raise ImproperlyConfigured("TASKS: jobs are staged in an outbox here, and a staged job has no result")
         ours = task_handlers.declare(task).using(
             queue=task.queue_name,
             priority=task_results.band(task.priority),
