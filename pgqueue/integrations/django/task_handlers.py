@@ -31,14 +31,9 @@ def declare(task: Any) -> pgqueue.Task[..., Any]:
     path, before = task.module_path, declared.get(task.module_path)
     if before is None or before.func is not task.func:
         handler: Callable[..., Any] = _async_handler(path) if iscoroutinefunction(task.func) else _sync_handler(path)
-        options = {name: getattr(task, name, None) for name in ("retry", "timeout")}
-        pgqueue.task(
-            name=path,
-            queue=task.queue_name,
-            priority=task_results.band(task.priority),
-            retry=options["retry"],
-            timeout=options["timeout"],
-        )(handler)
+        options: Any = {name: getattr(task, name, None) for name in ("retry", "timeout")}
+        priority = task_results.band(task.priority)
+        pgqueue.task(name=path, queue=task.queue_name, priority=priority, **options)(handler)
         declared[path] = task
     return tasks.registry[path]
 
