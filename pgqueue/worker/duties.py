@@ -52,6 +52,8 @@ PAUSE_MOST = 60.0
 """The longest pause of housekeeping after failures."""
 LOOK_SECONDS = 3_600.0
 """A loop looks at its times at least so often. A timer cannot wait for ever."""
+REST_SECONDS = 5.0
+"""A loop that rests looks so often whether it may go on."""
 ERROR_MOST = 400
 """The characters of an error that a heartbeat tells."""
 
@@ -64,6 +66,7 @@ class Duty:
       itself.
     - `first`: so long, or twice, a worker waits with it that has just begun, or has taken the lead.
     - `woken`: the service sets it to be asked at once. A duty of the leader with `first` has none.
+    - `rests`: while nothing happens, a worker for a database that sleeps does it right after a heartbeat (see `pace`).
     - `housekeeping`: no job waits for it. Whatever fails in it, the worker goes on.
     """
 
@@ -74,6 +77,7 @@ class Duty:
     first: float = 0.0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     housekeeping: bool = False
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,8 @@ class DutyLoop:
         return self.duty.others is None or self._duties.leads()
 
     def _due(self) -> float:
-        return self._at if self._ours() else self._others_at
+        due = self._at if self._ours() else self._others_at
+        return max(due, monotonic() + REST_SECONDS) if self.duty.rests and self._duties.rests() else due
 
     async def _pause(self, said: str) -> None:
         """The role lacks a right. Say so, once, and try again later, whatever the service is told meanwhile."""
@@ -177,9 +182,15 @@ class Duties:
     """The duties of one worker. Housekeeping goes over the session given."""
 
     def __init__(
-        self, table: Iterable[Duty], housekeeping: Session, *, leads: Callable[[], bool], role: Callable[[], str]
+        self,
+        table: Iterable[Duty],
+        housekeeping: Session,
+        *,
+        leads: Callable[[], bool],
+        role: Callable[[], str],
+        rests: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.leads, self.role = leads, role
+        self.leads, self.role, self.rests = leads, role, rests
         self._began, self._period = monotonic(), jittered(OTHERS_SECONDS)
         self.loops = [DutyLoop(duty, self) for duty in table]
         self._session = housekeeping

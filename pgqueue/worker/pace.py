@@ -12,6 +12,11 @@ once or twice. That is the longest time that a job waits whose notification was 
    or have NOTIFY off. Then its first job waits for a slow poll, and the next ones for polls as they were set.
 
 If one of them does not hold, each poll comes after `poll`, once or twice.
+
+**A database that sleeps** (`idle`) is left alone while nothing happens: no job is held here, and no notification has
+come for `STILL_SECONDS`. Polls and heartbeats are at least `idle` apart by the settings. All else that a worker does
+now and then comes right after a heartbeat, when the database is awake anyway (`rests`, `later`). What has a time keeps
+it, and wakes the database.
 """
 
 from __future__ import annotations
@@ -20,10 +25,14 @@ import math
 from collections.abc import Callable
 
 from pgqueue.steady_clock import monotonic
-from pgqueue.worker.settings import Settings
+from pgqueue.worker.settings import BEATS, Settings
 
 SLOW_TIMES = 5.0
 UNTOLD_SECONDS = 600.0
+STILL_SECONDS = 60.0
+WINDOW_SECONDS = 10.0
+"""For so long after a heartbeat a worker at rest does what is due."""
+AFTER_SECONDS = 1.0
 
 
 class Pace:
@@ -32,8 +41,42 @@ class Pace:
     def __init__(self, settings: Callable[[], Settings]) -> None:
         self.hears: Callable[[], bool] = lambda: False
         """Whether notifications are known to come."""
+        self.busy: Callable[[], bool] = lambda: False
+        """Whether a job is held here."""
+        self._stirred_at = self._beat_at = monotonic()
         self._settings = settings
         self._untold_until = -math.inf
+
+    def stirred(self) -> None:
+        """Something has happened."""
+        self._stirred_at = monotonic()
+
+    def beat(self, sent: float) -> None:
+        """A heartbeat that was sent then has gone through."""
+        self._beat_at = sent
+
+    @property
+    def still(self) -> bool:
+        """Whether a database that sleeps is left alone now."""
+        idle = self._settings().idle
+        if idle and self.busy():
+            self.stirred()
+        return idle > 0 and monotonic() > self._stirred_at + STILL_SECONDS
+
+    def rests(self) -> bool:
+        """Whether what is due waits for the next heartbeat. If that does not come, it does not wait."""
+        return self.still and WINDOW_SECONDS <= monotonic() - self._beat_at < self._every() + WINDOW_SECONDS
+
+    def later(self, seconds: float) -> float:
+        """A pause of so many seconds: up to a heartbeat after it, if this worker is at rest."""
+        if not self.still:
+            return seconds
+        every, left = self._every(), self._beat_at + AFTER_SECONDS - monotonic()
+        return max(seconds, left + every * math.ceil((seconds - left) / every))
+
+    def _every(self) -> float:
+        """Seconds from one heartbeat to the next."""
+        return self._settings().lease / BEATS
 
     def untold(self) -> None:
         """A poll has found what no notification had told."""

@@ -164,6 +164,7 @@ class Services:
             self.election,
             heard=self._heard,
             listed=self._listed_to_listen,
+            idle=settings.idle,
         )
         self.notify_watch = NotifyWatch(
             self.fetch_session, state, told_nothing=self._told_nothing, leads=self.election.leads
@@ -228,7 +229,7 @@ class Services:
         self.pruner = Pruner(spare)
         self.depth = Depth(spare, leads=leads)
         self.bulks = Bulks(spare, state, leads=leads)
-        self.duties = Duties(self._table(), spare, leads=leads, role=lambda: session.role)
+        self.duties = Duties(self._table(), spare, leads=leads, role=lambda: session.role, rests=state.pace.rests)
         state.duties = self.duties.said
         self.renewal = Renewal(
             state,
@@ -243,24 +244,24 @@ class Services:
 
         Each worker for itself; then the leader's that jobs wait for, in bounded batches; then housekeeping.
         """
-        keeps = partial(Duty, housekeeping=True)
+        keeps = partial(Duty, housekeeping=True, rests=True)
         yield Duty(
             "reconcile", self.reconciler.round, others=None, first=reconciler.EVERY_SECONDS, woken=self.state.doubt
         )
         yield Duty("cancellation", self.cancellation.round, others=None, woken=self.cancellation.woken)
         yield Duty("notify_queue", self.notify_watch.round, others=None, woken=self.notify_watch.woken)
         yield Duty("poison_jobs", self.poison_drain.round, others=None)
-        yield Duty("sweep", self.sweep.round, others=None, woken=self.sweep.woken)
+        yield Duty("sweep", self.sweep.round, others=None, woken=self.sweep.woken, rests=True)
         yield Duty("ticks", self.ticks.round, others=None, woken=self.ticks.woken)
 
         yield Duty("lead_watch", self.lead_watch.round, others=None, woken=self.lead_watch.woken)
         yield Duty("promotion", self.scheduler.round, others=4 * scheduler.LOOK_SECONDS, woken=self.scheduler.woken)
-        yield Duty("strays", self.rescue.strays, pruner.ROUND_SECONDS, woken=self.rescue.woken)
+        yield Duty("strays", self.rescue.strays, pruner.ROUND_SECONDS, woken=self.rescue.woken, rests=True)
 
-        yield keeps("counts", self.counters.round, others=None)
+        yield Duty("counts", self.counters.round, others=None, housekeeping=True)
         yield keeps("depth", self.depth.round, first=depth.FIRST_SECONDS)
         yield keeps("history", self.history_fold.round, history_fold.ROUND_SECONDS)
-        yield keeps("operations", self.bulks.round, woken=self.bulks.woken)
+        yield Duty("operations", self.bulks.round, woken=self.bulks.woken, housekeeping=True)
         yield keeps("rings", self.pruner.rings, pruner.ROUND_SECONDS)
         yield keeps("late_cancellation", self.cancellation.settle, pruner.ROUND_SECONDS)
         yield keeps("unknown_tasks", self.unknown_tasks.look, pruner.ROUND_SECONDS)
@@ -346,6 +347,8 @@ class Services:
 
     def _heard(self, channel: str, payload: str) -> None:
         """A notification came; with no channel: the notifier listens, and what came before was not heard."""
+        if channel not in ("", LED):  # not a new LISTEN: a database that has slept ends each
+            self.state.pace.stirred()
         if channel == SCHEDULED:
             (self.ticks if payload == CHANGED else self.scheduler).wake()
             self.lead_watch.wake()
@@ -396,6 +399,7 @@ class Services:
 
     def _rescued(self) -> None:
         """Jobs of a dead worker are available again, behind the watermark too."""
+        self.state.pace.stirred()
         self.fetcher.wake(zero=True)
         self.sweep.sweep_soon()
 
@@ -423,6 +427,7 @@ class Services:
         self._loop.call_soon_threadsafe(self._probed, head, snapshot, usage, sent)
 
     def _probed(self, head: int, snapshot: str, usage: float, sent: float) -> None:
+        self.state.pace.beat(sent)
         self.notify_watch.heard(usage)
         self.depth.heard(head)
         self.fetcher.probed(head, snapshot, sent)

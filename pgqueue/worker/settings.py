@@ -19,6 +19,8 @@ from pgqueue.jobs.values import check_queue, digits
 
 N = TypeVar("N", int, float)
 
+BEATS = 3.0
+"""Heartbeats in a lease."""
 POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
 FAIL_UNKNOWN_MOST = 100 * 366 * 86_400.0  # seconds: a database knows no time much further back
 
@@ -39,6 +41,8 @@ class Settings:
     version_tag: str
     pool_size: int | None
     fail_unknown: float
+    idle: float = 0.0
+    """How far apart the statements of an idle worker are at least; 0: as far as they are by themselves."""
 
     @property
     def handler_connections(self) -> int:
@@ -66,8 +70,13 @@ def settle(
     version_tag: str | None,
     pool_size: int | None,
     fail_unknown: float,
+    idle: float = 0.0,
 ) -> Settings:
-    """Check a worker's arguments against the configuration. Raises NotConfigured or InvalidOption."""
+    """Check a worker's arguments against the configuration. Raises NotConfigured or InvalidOption.
+
+    With `idle` there is no poll before it, nor a heartbeat: the lease is three times as long at least.
+    """
+    idle = at_least("idle", idle, 0.0)
     settled = config(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
     return Settings(
         dsn=settled.require_dsn(),
@@ -77,11 +86,12 @@ def settle(
         notify=settled.notify,
         queues=queue_slots(queues, tasks),
         concurrency=at_least("concurrency", concurrency, 1),
-        poll=at_least("poll", poll, POLL_LEAST),
-        lease=at_least("lease", lease, LEASE_LEAST),
+        poll=max(at_least("poll", poll, POLL_LEAST), idle),
+        lease=max(at_least("lease", lease, LEASE_LEAST), BEATS * idle),
         version_tag=version_tag or metadata.version(distribution.NAME),
         pool_size=None if pool_size is None else at_least("pool_size", pool_size, 1),
         fail_unknown=min(at_least("fail_unknown", fail_unknown, 0.0), FAIL_UNKNOWN_MOST),
+        idle=idle,
     )
 
 

@@ -42,6 +42,7 @@ class WorkerState:
         self.held: dict[int, Job] = {}
         """By id, the jobs that this worker has claimed and whose end is not written. The truth is in the database: the
         reconciler hands back what is not here."""
+        self.pace.busy = lambda: bool(self.held)
         self.ended_jobs = 0
         """How many jobs have run here and are written: a job that goes back before it began does not count."""
         self.duties: Callable[[], str | None] = lambda: None

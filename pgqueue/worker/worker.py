@@ -70,8 +70,9 @@ class Worker:
     - `pool_size`: how many connections sync handlers may have at once, and async ones as many. Default: one for each
       slot.
     - `fail_unknown`: a job fails when no live worker has known its task for this long.
+    - `idle`: for a database that sleeps: while nothing happens, the worker sends nothing for this long.
 
-    These three are durations: seconds, a timedelta, or a text such as "30s".
+    These four are durations: seconds, a timedelta, or a text such as "30s".
 
     Raises NotConfigured without a DSN, and SchemaMissing, SchemaForeign, SchemaBehind or SchemaTooNew if the database
     does not fit.
@@ -95,6 +96,7 @@ class Worker:
         version_tag: str | None = None,
         pool_size: int | None = None,
         fail_unknown: Duration = 86_400.0,
+        idle: Duration = 0.0,
     ) -> None:
         named = by_name(tasks)
         settings = settle(
@@ -109,6 +111,7 @@ class Worker:
             version_tag=version_tag,
             pool_size=pool_size,
             fail_unknown=seconds(fail_unknown, "fail_unknown"),
+            idle=seconds(idle, "idle"),
         )
         limits_of(limitings(named.values())), rates_of(limitings(named.values()))  # raises if two tasks disagree
         self.state = WorkerState(settings, named)

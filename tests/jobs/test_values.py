@@ -76,6 +76,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "Every": lambda given: float(Every(given).line.removeprefix("every ")),
     "poll": lambda given: worker(poll=given).poll,
     "lease": lambda given: worker(lease=given).lease,
+    "idle": lambda given: worker(idle=given).idle,
     "fail_unknown": lambda given: worker(fail_unknown=given).fail_unknown,
 }
 

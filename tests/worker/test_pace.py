@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 import psycopg
 import pytest
+from worker_states import worker_state
 from workers import Eyes, until, wait_until, work, workers
 
 import pgqueue
-from pgqueue.database import sessions
+from pgqueue.database import sessions, statements
+from pgqueue.database.sessions import Link
+from pgqueue.jobs.job import Job
 from pgqueue.steady_clock import monotonic
-from pgqueue.worker import pace
+from pgqueue.worker import duties, pace
 from pgqueue.worker.fetch import notifier
-from pgqueue.worker.leader import depth, pruner
+from pgqueue.worker.leader import bulks, depth, pruner, scheduler, ticks
 from pgqueue.worker.worker import Worker
 
 UNTOLD = "INSERT INTO pgqueue.job (task, args) VALUES ('pace.quick', '{}')"
@@ -153,6 +157,68 @@ async def test_where_something_is_paused_a_poll_finds_that_it_is_not_any_more(wh
         eyes.do("UPDATE pgqueue.queue SET paused_at = NULL" if what == "queue" else "DELETE FROM pgqueue.paused_task")
         await until(eyes.done(1))
         assert monotonic() - began < 2 * 0.2 + 1.0
+
+
+@pytest.mark.promise("F254")
+async def test_a_database_that_sleeps_is_left_alone_from_one_heartbeat_to_the_next(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("STILL_SECONDS", 0.5), ("WINDOW_SECONDS", 0.4), ("AFTER_SECONDS", 0.05)):
+        monkeypatch.setattr(pace, name, seconds)
+    monkeypatch.setattr(duties, "REST_SECONDS", 0.1)
+    for module, name in (
+        (scheduler, "LOOK_SECONDS"),
+        (scheduler, "ZERO_SECONDS"),
+        (ticks, "LOOK_SECONDS"),
+        (bulks, "LOOK_SECONDS"),
+    ):
+        monkeypatch.setattr(module, name, 0.1)
+    monkeypatch.setattr(pruner, "TIDY_SECONDS", 0.1)
+    sent, real = list[tuple[float, str]](), sessions.send
+
+    async def noted(conn: Any, link: Any, *messages: Any, **options: Any) -> list[Any]:
+        sent.append((monotonic(), messages[-1].sql))
+        return await real(conn, link, *messages, **options)
+
+    monkeypatch.setattr(sessions, "send", noted)
+    async with work(dsn, quick, idle=2.0, lease=1.0) as worker:
+        assert worker.settings.lease == 6.0 and worker.settings.poll == 2.0
+        await until(lambda: worker.state.pace.still)
+        begin = len(sent)
+        await asyncio.sleep(5.0)  # the time is what is looked at
+        beat = statements.text("heartbeat_write", "pgqueue")
+        beats = [at for at, sql in sent if sql == beat]
+        apart = [each - before for before, each in pairwise(beats[-3:])]
+        assert all(1.8 < seconds < 3.0 for seconds in apart), "once in that time"
+        between = [(at - max(each for each in beats if each <= at), sql[:80]) for at, sql in sent[begin:]]
+        assert len(between) > 5 and max(between) < (1.0, ""), "all else comes right after it"
+        with psycopg.connect(dsn) as conn:
+            conn.execute("SELECT pgqueue.enqueue('pace.quick', '{}', run_at => now() + interval '1 second')")
+            quick.enqueue(conn)
+        began = monotonic()
+        await until(eyes.done(1))
+        assert monotonic() - began < 1.0
+        await until(eyes.done(2))
+        assert monotonic() - began < 2.0
+
+
+def test_a_pause_of_a_worker_at_rest_ends_right_after_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = worker_state(Link("", "pgqueue"), idle=100.0)
+    mine = state.pace
+    assert mine.later(15.0) == 15.0 and not mine.rests()
+    monkeypatch.setattr(pace, "STILL_SECONDS", -1.0)
+    mine.beat(monotonic() - 30.0)
+    assert mine.rests()
+    for seconds, pause in ((15.0, 71.0), (70.0, 71.0), (80.0, 171.0), (300.0, 371.0)):
+        assert mine.later(seconds) == pytest.approx(pause, abs=0.5)
+    mine.beat(monotonic() - 5.0)
+    assert not mine.rests(), "the database is awake"
+    mine.beat(monotonic() - 120.0)
+    assert not mine.rests(), "no heartbeat has come: nothing waits for one"
+    mine.beat(monotonic() - 30.0)
+    state.held[1] = Job.__new__(Job)
+    monkeypatch.setattr(pace, "STILL_SECONDS", 60.0)
+    assert not mine.rests() and mine.later(15.0) == 15.0
 
 
 @pytest.mark.promise("F05", "F253")

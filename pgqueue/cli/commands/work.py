@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pgqueue.worker.worker import Worker
 
 
-WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "fail_unknown")
+WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "fail_unknown", "idle")
 """What goes to the worker as it was given."""
 
 
@@ -59,6 +59,13 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     help="Fail a job if no live worker has known its task for this time.",
 )
 @click.option("--poll", type=Duration(least=0.01), default="1s", show_default=True, help="Time between polls.")
+@click.option(
+    "--idle",
+    type=Duration(),
+    default="0s",
+    show_default=True,
+    help="For a database that sleeps: send nothing for this time while nothing happens.",
+)
 @click.option(
     "--lease",
     type=Duration(least=1.0),

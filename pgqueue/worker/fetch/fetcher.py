@@ -68,7 +68,7 @@ from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver, PassedRead
 from pgqueue.worker.fetch.paused_tasks import PausedTasks
 from pgqueue.worker.fetch.refused_rows import RefusedRow, RefusedRows
-from pgqueue.worker.fetch.watermark import Fetch, Reading, Watermark
+from pgqueue.worker.fetch.watermark import SWEEP_EVERY, Fetch, Reading, Watermark
 from pgqueue.worker.run.slots import Room
 from pgqueue.worker.state import WorkerState
 
@@ -156,7 +156,8 @@ class Fetcher:
         keys: Keys,
         beside: Callable[[], Sequence[Statement[Any]]] = lambda: (),
     ) -> None:
-        self.watermark = Watermark()
+        idle = state.settings.idle
+        self.watermark = Watermark(idle) if idle > SWEEP_EVERY else Watermark()
         self.passed_over = PassedOver()
         self.paused_tasks = PausedTasks()
         self.kinds = Kinds()

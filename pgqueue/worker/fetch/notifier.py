@@ -85,7 +85,8 @@ class Pooled(Exception):
 class Notifier:
     """Listens for some queues; calls `heard(channel, payload)` for each notification, and with "" after each LISTEN.
 
-    `listed` waits until the workers that would rescue us know our `identity`, and answers whether they do.
+    `listed` waits until the workers that would rescue us know our `identity`, and answers whether they do. `idle`: a
+    database that sleeps ends the connection, and would be woken by the next one. So that waits for as long.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Notifier:
         *,
         heard: Callable[[str, str], None],
         listed: Callable[[], Awaitable[bool]],
+        idle: float = 0.0,
     ) -> None:
         self.election = election
         self.identity: Identity | None = None
@@ -103,6 +105,7 @@ class Notifier:
         self._channels = (*queues, SCHEDULED, CONTROL)
         self._heard = heard
         self._listed = listed
+        self._idle = idle
         self._worked_at = monotonic()
         self._said_pooled = False
         self._conn: Wire | None = None
@@ -134,7 +137,7 @@ class Notifier:
             except Exception as error:
                 if not transient(error):
                     raise
-                await asyncio.sleep(self._link.outage.lost(NAME, error))
+                await asyncio.sleep(max(self._link.outage.lost(NAME, error), self._idle))
                 if monotonic() - self._worked_at > DISPENSE_SECONDS and self.election.dispense():
                     self._heard(LED, "")
 
@@ -199,7 +202,7 @@ class Notifier:
     async def _listen_until_sought(self, conn: Wire) -> None:
         """Hear notifications until the next ping is due, or wanted. A notification lost in between is only a hint."""
         with conn.hears() as broken:
-            sought = asyncio.ensure_future(wait(self.election.sought, until_ping()))
+            sought = asyncio.ensure_future(wait(self.election.sought, max(until_ping(), self._idle)))
             either: list[asyncio.Future[Any]] = [broken, sought]
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -83,7 +83,7 @@ class Reconciler:
         """Reconcile after a doubt, and once a minute; answer the seconds until the next time. The doubt is taken back
         before: one that comes meanwhile is about a later claim."""
         if monotonic() >= self._due and self._is_sure():
-            return self._sleeps(jittered(EVERY_SECONDS))
+            return self._sleeps(self._state.pace.later(jittered(EVERY_SECONDS)))
         on, now = self._session.lasting, monotonic()
         try:
             sure = await self.reconcile()
@@ -93,7 +93,7 @@ class Reconciler:
         self._sure_at, self._sure_on = now if sure and not self._state.held else -inf, on
         seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
         again = REFUSED_SECONDS if self._left.rows() else AGAIN_SECONDS
-        return self._sleeps(jittered(seldom if sure else again))
+        return self._sleeps(self._state.pace.later(jittered(seldom)) if sure else jittered(again))
 
     def _sleeps(self, seconds: float) -> float:
         """The next round comes after so many seconds. If one comes earlier, there is a doubt."""

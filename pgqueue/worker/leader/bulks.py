@@ -54,7 +54,11 @@ class Bulks:
             await self._work(claim)
             if self._leads():
                 return 0.0  # go on in the next round: this one is known to have gone well
-        return jittered(LOOK_SECONDS) if left is None else min(max(left, 0.1), jittered(LOOK_SECONDS))
+        return (
+            self._state.pace.later(jittered(LOOK_SECONDS))
+            if left is None
+            else min(max(left, 0.1), jittered(LOOK_SECONDS))
+        )
 
     async def _next(self) -> float | None:
         """In how many seconds an operation is due for this worker; None: there is none."""

@@ -152,9 +152,10 @@ class Scheduler:
         if from_zero:
             self._zero_at = now + max(ZERO_SECONDS, min(ZERO_SHARE * took, ZERO_MOST))
         # The job that woke us may have been committed too late for a walk that starts at `after`.
-        wanted = LOOK_SECONDS if from_zero else min(LOOK_SECONDS, self._zero_at - now)
+        look = self._look()
+        wanted = look if from_zero else min(look, self._zero_at - now)
         wanted = min(wanted, self._left.next() - now)
-        return max(0.0, min(wanted, LOOK_SECONDS if due is None else due, self._patience(late)))
+        return max(0.0, min(wanted, look if due is None else due, self._patience(late)))
 
     def _moves(self, n: int, passed: str) -> list[Statement[list[Row]]]:
         link, where, notify = self._session.link, {"after": self._after, "passed": passed}, self._state.settings.notify
@@ -166,8 +167,12 @@ class Scheduler:
     def _first(self, passed: str) -> Statement[list[Row]]:
         return self._session.link.statement("scheduler_first", after=self._after, passed=passed)
 
+    def _look(self) -> float:
+        """Seconds from one walk to the next while nothing is due."""
+        return self._state.pace.later(LOOK_SECONDS)
+
     def _patience(self, late: bool) -> float:
         """Seconds until due jobs that were not moved are tried again: their row was locked, or they just became due."""
-        pause = self._locked if late else LOOK_SECONDS
+        pause = self._locked if late else self._look()
         self._locked = min(LOCKED_MOST, 2 * self._locked) if late else LOCKED_FIRST
         return pause

@@ -201,7 +201,8 @@ class Ticks:
         now, found = schedules(rows)
         self._clock = (now, monotonic())
         self._schedules = {each.name: each for each in found}
-        self._look_at = monotonic() + (LOOK_SECONDS if found else NONE_TIMES * LOOK_SECONDS)
+        look = LOOK_SECONDS if found else NONE_TIMES * LOOK_SECONDS
+        self._look_at = monotonic() + self._state.pace.later(look)
         stepped = (now - before[0]).total_seconds() - (monotonic() - before[1])
         if known and abs(stepped) > STEP_SECONDS:
             log.warning("the database's clock was set by %+.0f s", stepped)
