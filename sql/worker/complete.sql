@@ -148,7 +148,8 @@ SELECT CASE WHEN {{not_marked}} THEN pgqueue.refuse_ended(id) ELSE id END FROM p
 
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
--- given back (`spent` false) does not count, a snooze counts as one. What happened is appended to `attempt`. The key is
+-- given back (`spent` false) does not count, a snooze counts as one. A failed attempt that waits for 2.5 s or more waits until the next
+-- quarter of a second: jobs that failed together come in a few batches, which costs a fraction of one by one. What happened is appended to `attempt`. The key is
 -- given up, unless `holding`. A job of a chain that ran has the key, too. If the attempt was traced, its span goes into the headers, for the
 -- next one to name; else, as for most workers, the array of traces is empty.
 WITH {{impatience}}, picked AS MATERIALIZED (
@@ -168,7 +169,9 @@ WITH {{impatience}}, picked AS MATERIALIZED (
         state, holds, hold_pos, run_at, attempt, crashes, snoozes, reason, headers, id, {{beside_headers}}, max_attempts, deadline)
     SELECT 'scheduled', (holds OR key IS NOT NULL) AND picked.holding,
         CASE WHEN (holds OR key IS NOT NULL) AND picked.holding THEN nextval('pgqueue.job_hold_seq') END,
-        pgqueue.now() + make_interval(secs => picked.delay), attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, crashes,
+        CASE WHEN picked.outcome = 'failed' AND picked.delay BETWEEN 2.5 AND 86400000
+             THEN date_bin('250 ms', pgqueue.now() + make_interval(secs => picked.delay + 0.249999), timestamptz '2000-01-01 00:00:00+00')
+             ELSE pgqueue.now() + make_interval(secs => picked.delay) END, attempt - CASE WHEN picked.spent THEN 0 ELSE 1 END, crashes,
         CASE WHEN picked.snoozed THEN least(snoozes + 1, 32767) ELSE snoozes END, picked.message,
         CASE WHEN picked.trace IS NULL OR jsonb_typeof(headers) <> 'object' THEN headers
              WHEN octet_length(headers::text) > 1048576 THEN headers -- as large as an enqueue may make them

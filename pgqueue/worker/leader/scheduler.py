@@ -42,6 +42,9 @@ LOCKED_FIRST, LOCKED_MOST = 0.01, 1.0
 # Walks that start at zero (as the watermark's do) are at least ZERO_SECONDS apart, and ZERO_SHARE times as long as one
 # takes. But ZERO_MOST is the most: one slow answer must not put off the jobs that only these walks find.
 ZERO_SECONDS, ZERO_SHARE, ZERO_MOST = 5.0, 100, 300.0
+# Walks are so many times their own time apart, and GATHER_MOST at most. Ten thousand jobs that have failed together are
+# due one right after the other. To promote, claim and complete each by itself costs many times what they cost together.
+GATHER_TIMES, GATHER_MOST = 10.0, 0.05
 # A job that was refused is left alone for a while, longer the more there are: so the walks get beyond all of them. One
 # line of the log in SAID_SECONDS stands for all.
 LEFT_SECONDS, LEFT_EACH, SAID_SECONDS = 3.0, 0.2, 10.0
@@ -70,6 +73,8 @@ class Scheduler:
         self._next_at = 0.0
         """When the next promotion is due, if nothing is told."""
         self._after = EVER
+        self._gathers_until = 0.0
+        """When the next walk may come, whatever is due or told."""
         self._asked_at = monotonic()
         self._zero_at = 0.0
         self._locked = LOCKED_FIRST
@@ -105,6 +110,8 @@ class Scheduler:
         if not self._leads():
             if await self._overdue():
                 await self._promote()
+        elif (self._told or monotonic() >= self._next_at) and (early := self._gathers_until - monotonic()) > 0:
+            return early
         elif self._told or monotonic() >= self._next_at:
             self._told, self._next_at = False, 0.0  # if it fails, it is tried again
             self._next_at = monotonic() + await self._promote()
@@ -149,6 +156,7 @@ class Scheduler:
             return self._patience(True)
         self._after = after
         now = monotonic()
+        self._gathers_until = now + min(GATHER_TIMES * took, GATHER_MOST)
         if from_zero:
             self._zero_at = now + max(ZERO_SECONDS, min(ZERO_SHARE * took, ZERO_MOST))
         # The job that woke us may have been committed too late for a walk that starts at `after`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -18,9 +19,10 @@ from workers import Eyes, least, until, work
 
 import pgqueue
 from pgqueue.client.tasks import task
-from pgqueue.database import statements
+from pgqueue.database import sessions, statements
 from pgqueue.database.sessions import Link, Session
 from pgqueue.jobs.job import Job
+from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker.fetch import notifier
 from pgqueue.worker.leader import scheduler
 from pgqueue.worker.leader.scheduler import BATCH, Scheduler
@@ -302,6 +304,64 @@ async def test_one_that_does_not_lead_looks_now_and_then_and_no_more(
         await until(lambda: bench.rounds >= 3)
         assert monotonic() - began >= 0.3
     assert eyes.states() == {"scheduled": 10}
+
+
+# Many at once ---------------------------------------------------------------------------------------------------------
+
+
+@task(name="schedule.storm", retry=RetryPolicy(first=5.2, factor=1))
+async def storm(job: Job) -> None:
+    if job.attempt == 1:
+        raise OSError("the other side is down")
+    again.append(monotonic())
+
+
+again: list[float] = []
+
+
+@pytest.mark.second
+@pytest.mark.promise("F255")
+async def test_jobs_that_fail_together_start_again_spread_and_in_batches(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive is to promote, claim and complete each at its own time: a transaction of each kind for a job or two."""
+    number, sent, real = 400, Counter[str](), sessions.send
+    steps = ("scheduler_promote", "fetch_claim", "complete_plain")
+    texts = {statements.text(name, "pgqueue"): name for name in steps}
+    again.clear()
+
+    async def counted(conn: Any, link: Any, *messages: Any, **options: Any) -> list[Any]:
+        sent.update(name for each in messages if (name := texts.get(each.sql)))
+        return await real(conn, link, *messages, **options)
+
+    async with work(dsn, storm, concurrency=50):
+        with psycopg.connect(dsn) as conn:
+            pgqueue.enqueue_many(conn, [storm.new() for _ in range(number)])
+        await until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job_scheduled") == number)
+        [waits] = eyes.all(
+            "SELECT min(wait), max(wait) FROM (SELECT extract(epoch FROM j.run_at - a.finished_at)::float8 AS wait "
+            "FROM pgqueue.job_scheduled j JOIN pgqueue.attempt a ON a.job_id = j.id) AS waits"
+        )
+        assert waits[0] >= 2.6 - 0.05 and waits[1] <= 5.2 + 0.25 + 0.05
+        monkeypatch.setattr(sessions, "send", counted)
+        await until(lambda: len(again) == number)
+    print(f"{number} jobs start again within {max(again) - min(again):.1f} s; {dict(sent)}")
+    assert max(again) - min(again) > 1.0
+    assert all(sent[name] < number / 3 for name in steps)
+
+
+@pytest.mark.promise("F255")
+async def test_a_stream_of_notifications_leads_to_twenty_walks_a_second(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "GATHER_TIMES", 1e9)
+    async with scheduling(dsn) as bench:
+        await until(lambda: bench.rounds)
+        before, until_then = bench.rounds, monotonic() + 0.5
+        while monotonic() < until_then:
+            bench.scheduler.wake()
+            await asyncio.sleep(0.001)
+        assert 2 <= bench.rounds - before <= 12
 
 
 # Without a notification ----------------------------------------------------------------------------------------------
