@@ -75,6 +75,7 @@ class Finding:
     - `what`, `todo`: for people.
     - `seconds`: since when, as a number of seconds; None if that is unknown.
     - `page`: where to read more.
+    - `queue`: if it is about the jobs of one.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Finding:
     todo: str
     page: str
     seconds: float | None = None
+    queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +383,7 @@ def _of_unserved(found: Measured, left: Mapping[str, Left]) -> Iterator[Finding]
         todo = f"start a worker with -q {queue.name}"
         if not found.served:
             todo += "; no worker lives at all: if one should, its log says why it has ended"
-        yield Finding("unserved", CRITICAL, what, todo, f"{DOCS}#what-to-watch", seconds)
+        yield Finding("unserved", CRITICAL, what, todo, f"{DOCS}#what-to-watch", seconds, queue.name)
 
 
 def _told(groups: Sequence[Group], rest: Left) -> str:
@@ -418,14 +420,14 @@ def _of_queues(found: Measured, free: Container[str]) -> Iterator[Finding]:
         if _is_stuck(queue) and queue.name in free:
             what = f"a job of queue {queue.name} is blocked although its key has room, and a worker has a free slot"
             todo = "look into the logs of the workers of this queue; restart them if they say nothing"
-            yield Finding("stuck", WARNING, what, todo, page, queue.longest_blocked)
+            yield Finding("stuck", WARNING, what, todo, page, queue.longest_blocked, queue.name)
     yield from _of_overdue(found)
     unknown = depth.unknown_list(each for each in found.groups if found.served.get(each.queue))
     for task in sorted(unknown, key=lambda task: -task.jobs.n):
         jobs = plural(task.jobs.n, "job waits", "jobs wait", str(task.jobs))
         what = f"{jobs} in queue {task.queue} for task {task.task}, which no live worker there knows"
         todo = "deploy its code, give the renamed task an alias, or cancel the jobs"
-        yield Finding("unknown", WARNING, what, todo, page)
+        yield Finding("unknown", WARNING, what, todo, page, queue=task.queue)
 
 
 def _of_overdue(found: Measured) -> Iterator[Finding]:
@@ -438,7 +440,7 @@ def _of_overdue(found: Measured) -> Iterator[Finding]:
         if found.counted_at - since >= OVERDUE_SECONDS:
             what = f"scheduled jobs of queue {queue} are overdue: workers live, and none makes them available"
             todo = "look into the logs of all workers: one says so if a trigger or a row refuses it; restart the leader"
-            yield Finding("overdue", WARNING, what, todo, HERE, found.now - since)
+            yield Finding("overdue", WARNING, what, todo, HERE, found.now - since, queue)
 
 
 def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int, int]]]]) -> Iterator[Finding]:
@@ -453,7 +455,7 @@ def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int,
         ago, before = since(spans)
         what = f"queue {queue} grows: {now} jobs wait, {before:,} did {10 * ago} minutes ago; more come than are done"
         todo = f"give it more slots, or see what enqueues so much: `pgqueue history -q {queue} --by task`"
-        yield Finding("growth", WARNING, what, todo, HERE, 600.0 * ago)
+        yield Finding("growth", WARNING, what, todo, HERE, 600.0 * ago, queue)
 
 
 def _of_relays(relays: Iterable[lag.RelayLag]) -> Iterator[Finding]:

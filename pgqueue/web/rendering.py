@@ -106,6 +106,7 @@ def _environment() -> Environment:
         "number": lambda value: "" if value is None else f"{value:,}",
         "plural": plural,
         "query": urlencode,
+        "sentence": lambda text: f"{text[:1].upper()}{text[1:].rstrip('.')}.",
         "short": lambda value: "" if value is None else f"{value:,.10g}",
         "utc": lambda at: f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
     }

@@ -44,7 +44,7 @@ def test_with_auth_it_asks_for_a_secret(dsn: str, tmp_path: Path) -> None:
 def test_open_it_answers_this_machine_only(dsn: str, tmp_path: Path) -> None:
     with serving(dsn, tmp_path / "log", "--open") as url:
         found, text = status(f"{url}/")
-        assert (found, "<h1>Overview</h1>" in text, "operator" in text) == (200, True, True)
+        assert (found, "<title>Overview ·" in text, "operator" in text) == (200, True, True)
         assert status(f"{url}/", host="evil.example")[0] == 403
 
 

@@ -81,6 +81,17 @@ def test_long_names_and_errors_stay_on_the_page(operator: Tab, long_job: str) ->
     operator.page.set_viewport_size({"width": 1280, "height": 844})
 
 
+@pytest.mark.promise("F306")
+def test_whether_all_is_well_is_seen_first(hand: Hand) -> None:
+    hand.page.set_viewport_size({"width": 390, "height": 844})
+    verdict = hand.page.get_by_role("heading", level=1)
+    assert verdict.inner_text() == "One thing needs you"
+    box = hand.page.locator(".findings li").first.bounding_box()
+    assert box is not None and box["y"] + box["height"] < 844
+    assert hand.page.locator(".findings a").first.is_visible() and hand.clicks == 0
+    hand.page.set_viewport_size({"width": 1280, "height": 844})
+
+
 @pytest.mark.promise("F301")
 def test_to_retry_all_jobs_of_a_cause_takes_three_clicks_with_a_preview(hand: Hand, shop: str) -> None:
     page = hand.page

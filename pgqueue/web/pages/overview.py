@@ -1,4 +1,4 @@
-"""The first page: how many jobs there are, what is wrong, and what happened in the last hour.
+"""The first page: whether all is well, what is wrong, how many jobs there are, and what happened in the last hour.
 
 How many jobs there are is read once: the status and the doctor are both made of it. Each part is read in a transaction
 of its own, at the same time. If one of them takes too long, the page says so and shows the others.
@@ -16,6 +16,7 @@ from pgqueue.admin.doctor import adiagnosis
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.queries import astanding
 from pgqueue.web.charts import HEIGHT, WIDTH
+from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
@@ -39,22 +40,26 @@ async def overview(asked: Asked) -> Page:
     states: list[Any] = []
     if status is not None and numbers is not None:
         states = [{"state": name, "jobs": count} for name, count in status.states.items()]
+    now = datetime.fromtimestamp(known.now, UTC) if status is None else status.at
+    hour = None if history is None else _hour(history)
+    findings = None if diagnosis is None else diagnosis.findings
     return Page(
         "overview.html",
         plain(states),
         {
+            "verdict": verdict(findings, None if hour is None else hour["failed"]),
             "about": None if status is None else {name: getattr(status, name) for name in _ABOUT},
             "live_workers": None if status is None else sum(worker.state != "dead" for worker in status.workers),
             "oldest": _oldest(known, "oldest"),
             "longest_blocked": _oldest(known, "longest_blocked"),
-            "findings": plain(None if diagnosis is None else diagnosis.findings),
+            "findings": None if findings is None else [told(each, now) for each in findings],
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
-            "hour": None if history is None else _hour(history),
+            "hour": hour,
             "charts": plain(last_hour(history)) if history else None,
             "problems": [_said(problem) for problem in problems],
         },
-        {"box": (WIDTH, HEIGHT)},
+        {"box": (WIDTH, HEIGHT), "now": now},
     )
 
 

@@ -1,0 +1,79 @@
+"""What the overview says first: the verdict, and where each finding of the doctor leads."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from dashboards import reading
+
+from pgqueue.admin import doctor
+from pgqueue.admin.doctor import Finding
+from pgqueue.web.pages.findings import ELSEWHERE, PLACES, STATES, told, verdict
+
+TWO = "2 jobs failed in the last hour."
+NOW = datetime(2026, 12, 24, 18, tzinfo=UTC)
+
+
+def finding(severity: str, name: str = "vacuum", **more: Any) -> Finding:
+    return Finding(name, severity, "what", "todo", "docs/operations.md", **more)
+
+
+@pytest.mark.promise("F306")
+@pytest.mark.parametrize(
+    ("findings", "failed", "level", "title", "text"),
+    [
+        ([], 0, "well", "All is well", "No jobs failed in the last hour."),
+        ([finding("notice")], 0, "well", "All is well", "No jobs failed in the last hour."),
+        ([], 1, "warning", "Jobs fail", "1 job failed in the last hour. Nothing else is wrong."),
+        ([finding("warning")], 0, "warning", "One thing needs you", "No jobs failed in the last hour."),
+        ([finding("warning"), finding("critical")], 2, "critical", "Two things need you", TWO),
+        ([finding("critical")] * 11, None, "critical", "11 things need you", ""),
+        (None, None, "warning", "Not all could be looked at", ""),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_one_sentence(
+    findings: list[Finding] | None, failed: int | None, level: str, title: str, text: str
+) -> None:
+    assert verdict(findings, failed) == {"level": level, "title": title, "text": text}
+
+
+@pytest.mark.promise("F306")
+def test_every_finding_has_a_place_or_stands_in_the_docs() -> None:
+    source = Path(doctor.__file__).read_text(encoding="utf-8")
+    names = set(re.findall(r'Finding\(\s*"(\w+)"', source))
+    assert names == {*STATES, *PLACES, *ELSEWHERE}
+    about_a_queue = set(re.findall(r'Finding\("(\w+)"[^\n]*(?:queue|queue\.name|queue=task\.queue)\)\n', source))
+    assert about_a_queue == set(STATES)
+
+
+@pytest.mark.promise("F306")
+def test_a_finding_says_since_when_and_leads_to_its_jobs() -> None:
+    shown = told(finding("critical", "stuck", queue="a b", seconds=90.0), NOW)
+    assert (shown["place"], shown["since"]) == ("/jobs?queue=a+b&state=blocked", NOW - timedelta(seconds=90))
+    assert told(finding("warning", "duty"), NOW)["place"] == "/workers"
+    assert told(finding("warning"), NOW) | {"place": None, "since": None} == told(finding("warning"), NOW)
+
+
+@pytest.mark.promise("F306")
+async def test_the_overview_begins_with_what_is_wrong(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    async with reading(dsn) as browser:
+        assert "<h1>All is well</h1>" in (await browser.get("/")).text
+        conn.execute(
+            "INSERT INTO pgqueue.job (task, queue, enqueued_at) VALUES ('t', 'mail', now() - interval '12 minutes')"
+        )
+        conn.commit()
+        page = (await browser.get("/")).text
+        main = page.partition("<main")[2]
+        assert main.index("<h1>One thing needs you</h1>") < main.index("in queue mail, which no live worker serves")
+        assert main.index("which no live worker serves") < main.index('class="tiles"')
+        assert "for 12 min</time>" in main
+        [link] = re.findall(r'<a href="([^"]*)">Look at the jobs</a>', main)
+        listed = await browser.get(link.replace("&amp;", "&"), headers={"accept": "application/json"})
+        assert [job["task"] for job in listed.json()["items"]] == ["t"]
+        found = (await browser.get("/", headers={"accept": "application/json"})).json()
+        assert found["verdict"]["title"] == "One thing needs you" and found["findings"][0]["queue"] == "mail"
