@@ -691,8 +691,8 @@ def test_whatever_happens_the_limit_holds_the_line_is_kept_and_nobody_waits_for_
 @pytest.mark.second
 @pytest.mark.promise("L04", "L08", "F12", "F22")
 @pytest.mark.parametrize("mix", MIXES)
-def test_whatever_happens_twenty_times(dsn: str, mix: Mix) -> None:
-    run_state_machine_as_test(machine(dsn, mix=mix), settings=tried(20, 50))
+def test_whatever_happens_a_dozen_times(dsn: str, mix: Mix) -> None:
+    run_state_machine_as_test(machine(dsn, mix=mix), settings=tried(12, 50))
 
 
 @pytest.mark.long
