@@ -92,6 +92,16 @@ def test_whether_all_is_well_is_seen_first(hand: Hand) -> None:
     hand.page.set_viewport_size({"width": 1280, "height": 844})
 
 
+@pytest.mark.promise("F307")
+def test_what_fails_is_seen_by_cause_and_is_one_click_away_by_job(hand: Hand) -> None:
+    cause = hand.page.locator("tbody tr", has_text="cards.charge").first
+    assert cause.get_by_text("CardDeclined").is_visible() and cause.get_by_text("ago").count() == 2
+    assert hand.clicks == 0
+    hand.click(cause.get_by_role("link", name="CardDeclined", exact=True))
+    assert hand.page.locator("tbody tr").count() == 9
+    assert hand.page.locator(".cause b", has_text="CardDeclined").count() > 0 and hand.clicks == 1
+
+
 @pytest.mark.promise("F301")
 def test_to_retry_all_jobs_of_a_cause_takes_three_clicks_with_a_preview(hand: Hand, shop: str) -> None:
     page = hand.page
@@ -122,7 +132,7 @@ def test_to_find_the_job_of_a_customer_takes_one_click(hand: Hand) -> None:
 @pytest.mark.promise("F300")
 def test_to_retry_three_chosen_jobs_takes_five_clicks(hand: Hand, shop: str) -> None:
     page = hand.page
-    hand.click(page.get_by_role("link", name="failed").first)
+    hand.click(page.locator(".tiles").get_by_role("link", name="failed"))
     boxes = page.get_by_role("checkbox", name="Choose job")
     chosen = [int(boxes.nth(n).input_value()) for n in (0, 2, 3)]
     hand.click(*(boxes.nth(n) for n in (0, 2, 3)))

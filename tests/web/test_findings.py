@@ -9,10 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from dashboards import reading
+from dashboards import browsing, dashboard_of, reading
 
 from pgqueue.admin import doctor
 from pgqueue.admin.doctor import Finding
+from pgqueue.web.access import ACTIONS
 from pgqueue.web.pages.findings import ELSEWHERE, PLACES, STATES, told, verdict
 
 TWO = "2 jobs failed in the last hour."
@@ -57,6 +58,29 @@ def test_a_finding_says_since_when_and_leads_to_its_jobs() -> None:
     assert (shown["place"], shown["since"]) == ("/jobs?queue=a+b&state=blocked", NOW - timedelta(seconds=90))
     assert told(finding("warning", "duty"), NOW)["place"] == "/workers"
     assert told(finding("warning"), NOW) | {"place": None, "since": None} == told(finding("warning"), NOW)
+
+
+@pytest.mark.promise("F307", "F138")
+async def test_the_overview_says_what_fails_by_cause(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, place, message, first_at, last_at, "
+        "count, job_ids, version_tag) SELECT n::text, 'q', 'task.' || n, 'Error' || n, 'shop.pay', 'hunter2', "
+        "now() - interval '3 h', now() - n * interval '12 minutes', n, '{}', 'v7' FROM generate_series(1, 7) AS n"
+    )
+    conn.commit()
+    async with reading(dsn) as browser:
+        answer = await browser.get("/", headers={"accept": "application/json"})
+        assert [each["task"] for each in answer.json()["causes"]] == [f"task.{n}" for n in range(1, 5)]
+        page = (await browser.get("/")).text
+        assert "Error1</a>" in page and "12 min ago" in page and "3 h ago" in page and "v7" in page
+        assert "task.6" not in page, "not in the last hour"
+        assert "hunter2" not in page + answer.text and "Retry all" not in page
+    hidden = {"redact_with": lambda path, value: "-" if path == ("error_type",) else value}
+    async with reading(dsn, **hidden) as browser:
+        for accept in ("text/html", "application/json"):
+            assert "Error1" not in (await browser.get("/", headers={"accept": accept})).text
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        assert (await browser.get("/")).text.count("Retry all…") == 4
 
 
 @pytest.mark.promise("F306")

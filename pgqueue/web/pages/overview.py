@@ -1,4 +1,4 @@
-"""The first page: whether all is well, what is wrong, how many jobs there are, and what happened in the last hour.
+"""The first page: whether all is well, what is wrong, what fails, how many jobs there are, and what happened lately.
 
 How many jobs there are is read once: the status and the doctor are both made of it. Each part is read in a transaction
 of its own, at the same time. If one of them takes too long, the page says so and shows the others.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue.admin.depth import Measured, QueueInfo, ameasured, queue_list
 from pgqueue.admin.doctor import adiagnosis
+from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.queries import astanding
 from pgqueue.web.charts import HEIGHT, WIDTH
@@ -20,8 +21,10 @@ from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
+from pgqueue.web.redaction import HIDDEN, Redaction
 
 MINUTES_SHOWN = 15
+CAUSES_SHOWN = 5
 SUMMED = ("started", "completed", "failed", "retried", "snoozed", "cancelled", "expired", "skipped", "rescued")
 
 
@@ -29,11 +32,12 @@ async def overview(asked: Asked) -> Page:
     """The states with their numbers as items; findings, the oldest jobs, minutes and totals beside them."""
     numbers, no_numbers = await asked.part(ameasured)
     known = numbers or _nothing()
-    (status, no_status), (diagnosis, no_diagnosis), (history, no_history) = await asyncio.gather(
+    (status, no_status), (diagnosis, no_diagnosis), (happened, no_history) = await asyncio.gather(
         asked.part(lambda conn: astanding(conn, known)),
         asked.part(lambda conn: adiagnosis(conn, known)),
-        asked.part(lambda conn: ahistory(conn, by="all")),
+        asked.part(_happened),
     )
+    history, causes = (None, None) if happened is None else happened
     problems = _distinct(no_numbers, no_status, no_diagnosis, no_history)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
@@ -53,14 +57,26 @@ async def overview(asked: Asked) -> Page:
             "oldest": _oldest(known, "oldest"),
             "longest_blocked": _oldest(known, "longest_blocked"),
             "findings": None if findings is None else [told(each, now) for each in findings],
+            "causes": None if causes is None else [_cause(each, asked.redaction) for each in causes],
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": hour,
             "charts": plain(last_hour(history)) if history else None,
             "problems": [_said(problem) for problem in problems],
         },
-        {"box": (WIDTH, HEIGHT), "now": now},
+        {"box": (WIDTH, HEIGHT), "now": now, "may_retry": {"bulk", "retry"} <= set(asked.rights)},
     )
+
+
+async def _happened(conn: object) -> tuple[list[HistoryRow], list[ErrorGroup]]:
+    """The last hour, and the causes of its failures, the last one first."""
+    since = datetime.now(UTC) - timedelta(hours=1)
+    return await ahistory(conn, by="all"), await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
+
+
+def _cause(group: ErrorGroup, redaction: Redaction) -> dict[str, Any]:
+    """A cause as the page of errors shows it. Its message may quote an argument, which is not known here."""
+    return dict(redaction.shown(plain(group) | ({"message": HIDDEN} if redaction.active else {})))
 
 
 _ABOUT = ("database", "schema", "version", "server_version", "at", "counted_at")
