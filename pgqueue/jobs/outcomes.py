@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from traceback import format_exception, format_tb
+from itertools import islice
+from traceback import format_exception, format_exception_only, format_tb
+from types import CodeType, TracebackType
 from typing import Any
 
 from pgqueue.errors import Error, InvalidArguments, InvalidOption, JobTimeout
@@ -25,6 +27,10 @@ from pgqueue.options import names_options
 from pgqueue.plain_text import asked, foreign, kind_of, said_by
 
 log = logging.getLogger("pgqueue")
+
+STACKS_MOST, CALLS_MOST = 256, 100
+_stacks: dict[tuple[tuple[str, CodeType, int], ...], str] = {}
+"""The lines of the calls of the tracebacks that were written last."""
 
 
 @names_options
@@ -428,12 +434,38 @@ def _traceback(error: BaseException) -> str | None:
     def unprintable(broken: BaseException) -> list[str]:  # such as SyntaxError with a line that is no text
         return [*format_tb(error.__traceback__), f"{kind_of(error)} (cannot be printed: {kind_of(broken)})"]
 
-    lines = asked(lambda: format_exception(error), unprintable)
+    lines = asked(lambda: _lines(error), unprintable)
     text = _clean("".join(lines), 1 << 30)
     if len(text) <= TRACEBACK_MOST:
         return text
     half = TRACEBACK_MOST // 2
     return f"{text[:half]}\n… {len(text) - TRACEBACK_MOST} characters left out …\n{text[-half:]}"
+
+
+def _lines(error: BaseException) -> list[str]:
+    """What `format_exception` answers. Most of its time goes into the lines of the calls. They are the same for all jobs
+    that fail at one place, so they are kept."""
+    alone = error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)
+    if not alone or error.__traceback__ is None or isinstance(error, BaseExceptionGroup):
+        return format_exception(error)
+    calls = tuple(islice(_calls(error.__traceback__), CALLS_MOST))
+    if len(calls) == CALLS_MOST:  # a deep recursion: its key would be as large as its text
+        return format_exception(error)
+    stack = _stacks.get(calls)
+    if stack is None:
+        stack = "".join(format_tb(error.__traceback__))
+        if len(_stacks) >= STACKS_MOST:
+            _stacks.clear()
+        _stacks[calls] = stack
+    return ["Traceback (most recent call last):\n", stack, *format_exception_only(error)]
+
+
+def _calls(traceback: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
+    """Each call of a traceback, as a key. Code of two files may be equal."""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        yield code.co_filename, code, traceback.tb_lasti
+        traceback = traceback.tb_next
 
 
 def _clean(text: str, most: int) -> str:
