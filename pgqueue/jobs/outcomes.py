@@ -443,8 +443,10 @@ def _traceback(error: BaseException) -> str | None:
 
 
 def _lines(error: BaseException) -> list[str]:
-    """What `format_exception` answers. Most of its time goes into the lines of the calls. They are the same for all jobs
-    that fail at one place, so they are kept."""
+    """What `format_exception` answers. Most of its time goes into the lines of the calls.
+
+    They are the same for all jobs that fail at one place, so they are kept.
+    """
     alone = error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)
     if not alone or error.__traceback__ is None or isinstance(error, BaseExceptionGroup):
         return format_exception(error)
