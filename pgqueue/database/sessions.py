@@ -53,6 +53,7 @@ TRAVEL_SECONDS = 1.0
 
 BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED", {}, lambda rows: None)
 COMMIT = Statement("COMMIT", {}, lambda rows: None)
+ROLLBACK = Statement("ROLLBACK", {}, lambda rows: None)
 
 
 class ReadOnly(errors.ReadOnlySqlTransaction):

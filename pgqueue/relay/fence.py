@@ -24,15 +24,13 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database.sessions import BEGIN, COMMIT, ending
+from pgqueue.database.sessions import BEGIN, COMMIT, ROLLBACK, ending
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 from pgqueue.relay.session import Session
 from pgqueue.relay.source import Source
 
 log = logging.getLogger("pgqueue")
-
-ROLLBACK = Statement("ROLLBACK", {}, list)
 
 
 class Fenced(Error):

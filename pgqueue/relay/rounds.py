@@ -38,7 +38,7 @@ import psycopg
 from pgqueue.database.backoff import Backoff, without_values
 from pgqueue.database.row_errors import refuses_row
 from pgqueue.jobs.job import Lane
-from pgqueue.relay.source import Batch, Lag, Refusal, Source, StagedRow
+from pgqueue.relay.source import Batch, Lag, Source, StagedRow
 from pgqueue.relay.target import Delivering, Delivery, QueueSession
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.fetch.watermark import Fetch, Watermark
@@ -186,7 +186,8 @@ class Rounds:
     async def _narrow(self, after: int, error: psycopg.Error) -> None:
         """The server cannot read a row: read one at a time. If it cannot read one alone, that one is put aside.
 
-        What it cannot read is a value that has no text, as a number of 12 bytes that takes 131,000 digits.
+        What it cannot read is a value that has no text, as a number of 12 bytes that takes 131,000 digits. Or the disk
+        has lost a part of it.
         """
         if not self._alone:
             self._alone, self._most = True, 1
@@ -195,7 +196,7 @@ class Rounds:
             raise error
         row = await self._source.first(after)
         reason = f"the server cannot read it: {without_values(error)}"
-        if row is None or not await self._source.settled([], [Refusal(row, reason)]):
+        if row is None or not await self._source.put_aside(row, reason):
             raise error  # the application has locked it
         log.warning("staged job %d (%s) is refused: %s", row.id, row.task, reason)
         self._counts.refused += 1

@@ -12,9 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
+import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from pgqueue.database.sessions import BEGIN, COMMIT
+from pgqueue.database.row_errors import refuses_row
+from pgqueue.database.sessions import BEGIN, COMMIT, ROLLBACK
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error, InvalidOption
 from pgqueue.jobs.values import EPOCH
@@ -184,20 +186,34 @@ class Source:
         [[(head,)]] = await self._session.ask(self._session.statement("source_head"))
         return int(head)
 
-    async def settled(self, delivered: Sequence[StagedRow], refused: Sequence[Refusal]) -> set[str]:
+    async def settled(
+        self, delivered: Sequence[StagedRow], refused: Sequence[Refusal], *, bare: bool = False
+    ) -> set[str]:
         """Delete the rows that were delivered, put the refused ones aside; return the uids of those that are gone. The
-        others are locked by the application, and stay."""
+        others are locked by the application, and stay. `bare`: aside without their arguments and options."""
         statements: list[Statement[Any]] = [BEGIN]
         if delivered:
             statements.append(self._session.statement("source_delete", **_keys(delivered)))
         if refused:
             keys = _keys([refusal.row for refusal in refused])
             reasons = [refusal.reason for refusal in refused]
-            statements.append(self._session.statement("source_refuse", **keys, reasons=reasons))
+            statements.append(self._session.statement("source_refuse", **keys, reasons=reasons, bare=bare))
         if len(statements) == 1:
             return set()
         _, *answers, _ = await self._session.ask(*statements, COMMIT)
         return {uid for rows in answers for (uid,) in rows}
+
+    async def put_aside(self, row: StagedRow, reason: str) -> bool:
+        """Put aside a row that the server cannot read; without its arguments and options if these cannot be moved.
+        False if the application has locked it."""
+        try:
+            return bool(await self.settled([], [Refusal(row, reason)]))
+        except psycopg.Error as error:
+            if not refuses_row(error):
+                raise
+        await self._session.ask(ROLLBACK)
+        reason += "; its arguments and options were lost with it"
+        return bool(await self.settled([], [Refusal(row, reason)], bare=True))
 
     async def kept(self, uids: Sequence[str]) -> set[str]:
         """Which of these uids are among the refused rows."""

@@ -20,13 +20,13 @@ from pgqueue.client.job_parameters import has_keys
 from pgqueue.database import notify_queue
 from pgqueue.database.backoff import is_loss, without_values
 from pgqueue.database.sequences import advancing
-from pgqueue.database.sessions import BEGIN, COMMIT, Link
+from pgqueue.database.sessions import BEGIN, COMMIT, ROLLBACK, Link
 from pgqueue.database.statements import Statement
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.staged import check_format, job_of
-from pgqueue.relay.fence import ROLLBACK, Fenced, raise_fence
+from pgqueue.relay.fence import Fenced, raise_fence
 from pgqueue.relay.session import Session, opened
 from pgqueue.relay.source import Lag, Refusal, Source, StagedRow, Stopped, array, name_at
 from pgqueue.steady_clock import monotonic

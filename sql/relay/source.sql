@@ -139,7 +139,8 @@ WITH gone AS MATERIALIZED (
 DELETE FROM pgqueue.outbox WHERE ctid = ANY (ARRAY(SELECT ctid FROM gone)) RETURNING uid::text
 
 -- name: source_refuse
--- Rows that cannot be delivered go aside, each with its reason; by id and uid, and a locked one stays. Answers the uids of those moved.
+-- Rows that cannot be delivered go aside, each with its reason; by id and uid, and a locked one stays. Without their arguments and options
+-- if `bare`: it is these that cannot be read. Answers the uids of those moved.
 WITH asked AS MATERIALIZED (
     SELECT d.id, d.uid, d.reason FROM unnest(%(ids)s::text::bigint[], %(uids)s::text::uuid[], %(reasons)s::text[]) AS d (id, uid, reason)
 ), picked AS MATERIALIZED (
@@ -150,7 +151,8 @@ WITH asked AS MATERIALIZED (
     DELETE FROM pgqueue.outbox o WHERE o.ctid = ANY (ARRAY(SELECT picked.ctid FROM picked)) RETURNING o.*
 )
 INSERT INTO pgqueue.outbox_refused (id, task, args, options, format, order_key, uid, staged_at, reason)
-SELECT gone.id, gone.task, gone.args, gone.options, gone.format, gone.order_key, gone.uid, gone.staged_at, asked.reason
+SELECT gone.id, gone.task, CASE WHEN %(bare)s::boolean THEN '{}' ELSE gone.args END, CASE WHEN NOT %(bare)s::boolean THEN gone.options END,
+    gone.format, gone.order_key, gone.uid, gone.staged_at, asked.reason
 FROM gone JOIN asked ON asked.uid = gone.uid
 ON CONFLICT (uid) DO UPDATE SET reason = excluded.reason, refused_at = excluded.refused_at
 RETURNING uid::text

@@ -82,6 +82,16 @@ async def test_if_every_row_is_refused_they_are_not_put_aside_all_at_once(
     assert "violates check constraint" in caplog.text and "Failing row" not in caplog.text
 
 
+def damage_values(dsn: str, toast: str) -> None:
+    """A part of each large value of this table is lost."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        kind = "UPDATE pg_class SET relkind = %s WHERE oid = %s::regclass"
+        conn.execute("SET allow_system_table_mods = on")
+        conn.execute(kind, ["r", toast])
+        conn.execute(f"DELETE FROM {toast} WHERE chunk_seq = 1".encode())  # noqa: S608
+        conn.execute(kind, ["t", toast])
+
+
 @pytest.mark.promise("F65")
 async def test_a_damaged_value_is_put_aside_without_it(dsn: str, eyes: Eyes) -> None:
     """The disk has lost a part of a large value: it can be neither read nor moved."""
@@ -90,12 +100,8 @@ async def test_a_damaged_value_is_put_aside_without_it(dsn: str, eyes: Eyes) -> 
         "string_agg(md5(n::text), '')) FROM generate_series(1, 3000) AS n RETURNING id"
     )
     toast = eyes.one("SELECT reltoastrelid::regclass::text FROM pg_class WHERE oid = 'pgqueue.job_available'::regclass")
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        kind = "UPDATE pg_class SET relkind = %s WHERE oid = %s::regclass"
-        conn.execute("SET allow_system_table_mods = on")
-        conn.execute(kind, ["r", toast])
-        conn.execute(f"DELETE FROM {toast} WHERE chunk_seq = 1".encode())  # noqa: S608
-        conn.execute(kind, ["t", toast])
+    damage_values(dsn, toast)
+    with psycopg.connect(dsn) as conn:
         good = plain.enqueue(conn, 2).id
     async with work(dsn, plain) as worker:
         await until(eyes.is_in(good, "completed"))
@@ -221,6 +227,27 @@ async def test_a_staged_job_that_has_no_text_does_not_stop_the_relay(app_dsn: st
     assert sides.delivered() == ["a", "b", "c"]
     [(name, reason)] = sides.refused()
     assert name == "t" and reason.startswith("the server cannot read it: ")
+
+
+@pytest.mark.promise("F65")
+@pytest.mark.parametrize("damaged", ["args", "options"])
+async def test_a_staged_job_that_is_damaged_does_not_stop_the_relay(
+    app_dsn: str, dsn: str, sides: Sides, damaged: str
+) -> None:
+    """It can be neither read nor moved as it is. The naive relay tries that for ever."""
+    sides.stage("a")
+    long = "jsonb_build_object('x', (SELECT string_agg(md5(n::text), '') FROM generate_series(1, 3000) AS n))"
+    sides.app.execute(f"INSERT INTO pgqueue.outbox (task, {damaged}) VALUES ('t', {long})".encode())  # noqa: S608
+    toast = "SELECT reltoastrelid::regclass::text FROM pg_class WHERE oid = 'pgqueue.outbox'::regclass"
+    damage_values(app_dsn, sides.app.execute(toast).fetchall()[0][0])
+    sides.stage("b")
+    async with relaying(Relay(app_dsn, dsn)):
+        await eventually(lambda: sides.left() == 0)
+    assert sides.delivered() == ["a", "b"]
+    [(_, reason)] = sides.refused()
+    assert "chunk number" in reason and reason.endswith("its arguments and options were lost with it")
+    kept = sides.app.execute("SELECT args, options FROM pgqueue.outbox_refused").fetchall()
+    assert kept == [({}, None)]
 
 
 TRIGGER = """
