@@ -21,6 +21,7 @@ from pgqueue.jobs.values import check_limit, check_moment, check_text
 
 WALKED_MOST = 20_000
 LIMIT_MOST = 10_000
+OF_JOB_MOST = 200
 BULKS_MOST = 1_000
 """In the newest operations by filter, so many, a job is looked for."""
 
@@ -43,6 +44,19 @@ class AuditEntry:
     jobs: tuple[int, ...]
     count: int
     details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Entries of the record, the newest first, and the time by the database's clock.
+
+    `after` is the place behind which the next page begins; None if the record ends there. A page may have fewer entries
+    than were asked for, and others behind it: one page looks at 20,000 rows.
+    """
+
+    entries: tuple[AuditEntry, ...]
+    after: tuple[datetime, int] | None
+    now: datetime
 
 
 @asks
@@ -74,6 +88,46 @@ def audit(
 
 aaudit = twin(audit)
 """`audit` for async connections."""
+
+
+@asks
+def audit_page(
+    conn: object,
+    *,
+    job: int | None = None,
+    actor: str | None = None,
+    action: str | None = None,
+    after: tuple[datetime, int] | None = None,
+    limit: int = 50,
+) -> Steps[AuditPage]:
+    """Return the entries by this `actor`, of this `action`, that come `after` a place; for pages that must be quick.
+
+    Only 20,000 rows are looked at. Without an actor and an action only as many as are returned. With `job` the newest
+    200 that changed that job, as `audit` finds them, and no place.
+    """
+    check_text(actor, "actor")
+    check_text(action, "action")
+    behind = None
+    if job is not None:
+        found = yield _of_job(job, OF_JOB_MOST)
+        entries = [each for each in found if actor in (None, each.actor) and action in (None, each.action)]
+    else:
+        n = check_limit(limit, LIMIT_MOST) + 1
+        place = {"at": None, "id": None} if after is None else {"at": after[0].isoformat(), "id": after[1]}
+        most = n if actor is None and action is None else WALKED_MOST
+        rows = yield named("audit_list", **place, since=None, by=actor, action=action, most=most, n=n)
+        entries, (_, at, id) = _read(rows), rows[0]
+        if len(entries) == n:
+            entries.pop()
+            behind = (entries[-1].at, entries[-1].id)
+        elif at is not None:
+            behind = (datetime.fromisoformat(at), id)
+    [[clock]] = yield named("why_now")
+    return AuditPage(tuple(entries), behind, datetime.fromisoformat(json.loads(clock)["now"]))
+
+
+aaudit_page = twin(audit_page)
+"""`audit_page` for async connections."""
 
 
 def _of_job(job: int, limit: int, *others: object) -> Statement[list[AuditEntry]]:

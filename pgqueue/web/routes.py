@@ -7,7 +7,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pgqueue.web.access import NOTHING, READ
-from pgqueue.web.pages import bulks, changes, enqueue, history, job, jobs, limits, lists, outbox, overview, workers
+from pgqueue.web.pages import (
+    bulks,
+    changes,
+    enqueue,
+    history,
+    job,
+    jobs,
+    limits,
+    lists,
+    outbox,
+    overview,
+    record,
+    workers,
+)
 from pgqueue.web.pages.page import Asked, Page
 
 PageFunction = Callable[[Asked], Awaitable[Page]]
@@ -43,6 +56,7 @@ ROUTES = (
     Route("errors", "GET", "/errors", READ, lists.errors),
     Route("history", "GET", "/history", READ, history.history),
     Route("outbox", "GET", "/outbox", READ, outbox.outbox),
+    Route("changes", "GET", "/changes", READ, record.changes),
     Route("cancel_job", "POST", "/jobs/{id}/cancel", "cancel", changes.cancel),
     Route("retry_job", "POST", "/jobs/{id}/retry", "retry", changes.retry),
     Route("discard_job", "POST", "/jobs/{id}/discard", "discard", changes.discard),

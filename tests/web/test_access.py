@@ -63,6 +63,7 @@ STATUS = {
     "errors": (303, 200, 200),
     "history": (303, 200, 200),
     "outbox": (303, 200, 200),
+    "changes": (303, 200, 200),
     # To a visitor without rights a change says that it is not signed in; there is no job 7, and no queue is named.
     "cancel_job": (401, 403, 404),
     "retry_job": (401, 403, 404),

@@ -162,3 +162,16 @@ def test_to_retry_three_chosen_jobs_takes_five_clicks(hand: Hand, shop: str) -> 
     with psycopg.connect(shop) as conn:
         [begun] = pgqueue.bulks(conn, limit=1)
         assert (begun.action, begun.target["ids"]) == ("retry", sorted(chosen))
+
+
+@pytest.mark.promise("F330")
+def test_to_see_which_actor_changed_what_takes_one_click(hand: Hand) -> None:
+    page = hand.page
+    hand.click(page.get_by_role("link", name="Changes", exact=True))
+    page.get_by_role("heading", name="Changes by hand").wait_for()
+    row = page.get_by_role("row").filter(has_text="pause")
+    assert (
+        row.get_by_role("link", name="queue reports").is_visible() and row.get_by_role("link", name="ann").is_visible()
+    )
+    assert row.get_by_text("min ago").is_visible()
+    assert hand.clicks == 1

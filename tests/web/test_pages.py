@@ -46,6 +46,7 @@ PATHS = [
     "/history",
     "/bulk",
     "/outbox",
+    "/changes",
     "/limits/jobs?limit=x",
 ]
 JSON = {"accept": "application/json"}
