@@ -127,7 +127,9 @@ a.id, a.at, a.actor, a.role, a.action, a.target, a.jobs, a.count, a.details
 
 -- name: audit_with_job
 -- The newest `n` rows that name this job, and those of the operations by filter, among the newest `most`, that are known to have changed it.
-(SELECT r.* FROM pgqueue.audit r WHERE r.jobs @> ARRAY[%(job)s::bigint] ORDER BY r.at DESC, r.id DESC LIMIT %(n)s::integer)
+-- `OFFSET 0`: else the record is walked from its young end until `n` rows are found, which few jobs have.
+(SELECT r.* FROM (SELECT a.* FROM pgqueue.audit a WHERE a.jobs @> ARRAY[%(job)s::bigint] OFFSET 0) AS r
+ ORDER BY r.at DESC, r.id DESC LIMIT %(n)s::integer)
 UNION ALL
 (SELECT r.* FROM (
      SELECT b.id, b.audit_at, b.audit_id FROM pgqueue.bulk b ORDER BY b.id DESC LIMIT %(most)s::integer) AS newest

@@ -14,6 +14,7 @@ from dashboards import reading, without_our_script
 
 import pgqueue
 from pgqueue.admin import audit
+from pgqueue.database.statements import text
 from pgqueue.web.pages import record
 
 Conn = psycopg.Connection[Any]
@@ -182,3 +183,17 @@ def test_a_page_looks_at_few_rows_of_a_long_record(conn: Conn) -> None:
     assert none.entries == () and none.after is not None
     assert none.after[0] == first.entries[0].at - timedelta(seconds=audit.WALKED_MOST - 1)
     assert abs(first.now - datetime.now(UTC)) < timedelta(minutes=10)
+
+
+@pytest.mark.promise("F331")
+@pytest.mark.parametrize("name", ["audit_of_job", "why_cancelled_by"])
+def test_changes_of_a_job_are_found_by_an_index_in_a_long_record(conn: Conn, name: str) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.audit (at, actor, action, jobs) SELECT now() - g * interval '1 s', 'ada', 'cancel', "
+        "ARRAY[g] FROM generate_series(1, 100000) AS g"
+    )
+    conn.execute("ANALYZE pgqueue.audit")
+    asked = {"job": 90_000, "n": 50, "most": 1_000, "ended_at": None}
+    plan = conn.execute(f"EXPLAIN {text(name, 'pgqueue')}".encode(), asked).fetchall()
+    assert any("Index Scan on audit_jobs" in line for (line,) in plan), plan
+    assert len(audit.audit(conn, job=90_000)) == 1
