@@ -9,8 +9,8 @@ VALUES (
     %(task)s::text, %(args)s::text::jsonb, %(queue)s::text, %(priority)s::smallint, 2 * %(priority)s::smallint + 1,
     %(headers)s::text::jsonb, %(max_attempts)s::smallint
 )
-RETURNING id, CASE WHEN %(notify)s::boolean AND {{may_notify}}
-                   THEN pg_notify('pgqueue.' || queue, (2 * %(priority)s::smallint + 1)::text) END
+RETURNING id,
+    CASE WHEN %(notify)s::boolean AND {{may_notify}} THEN pg_notify('pgqueue.' || queue, (2 * %(priority)s::smallint + 1)::text) END
 
 -- name: enqueue_later
 -- One job with a time to start (available if that has come, or there is none), a deadline or a key. If the job has to wait, the
