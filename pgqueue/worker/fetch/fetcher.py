@@ -204,9 +204,12 @@ class Fetcher:
         self._polled, self._untold_at = False, inf
         rest = self.glances.told((queue, rank, False), monotonic())
         if rest:
-            asyncio.get_running_loop().call_later(rest, self._rested)
+            self._rest(rest)
         elif rest is not None:
             self._wake.set()
+
+    def _rest(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._rested)
 
     def _rested(self) -> None:
         self.glances.rested()
@@ -289,8 +292,12 @@ class Fetcher:
 
     async def _glance(self, room: Room, lane: Lane) -> None:
         """Claim what this lane has behind its cursor, and deliver it. What else there is to do comes after that."""
-        await self._session.ready()
-        claim = await self._state.claims.begin()
+        try:
+            await self._session.ready()
+            claim = await self._state.claims.begin()
+        except BaseException:
+            self.kinds.unknown()  # what the worker was told is not asked
+            raise
         if self._session.generation != self._generation:  # the cursors belong to another connection
             self._state.claims.end(claim)
             self.kinds.unknown()
@@ -315,6 +322,8 @@ class Fetcher:
         if passed is not None:
             self.passed_over.read(passed, monotonic())
         due = self.glances.ended(len(jobs), monotonic(), took * self._state.live_workers)
+        if rest := self.glances.rest(monotonic()):  # told meanwhile, when it was no rest yet
+            self._rest(rest)
         if due or len(jobs) == room.free or self._wanted([room]) <= 0 or self.watermark.missed(first[-1]):
             self.kinds.unknown()
 
@@ -393,11 +402,11 @@ class Fetcher:
         if kind.most is not None:
             n = min(n, kind.most)
         other, beyond = self.kinds.other(kind), self.kinds.beyond(kind, room.queues)
-        kind.known.update(room.queues)
-        if beyond == NO_RANK and not room.alone and not self._due(other.lanes(asked.lanes)):
-            other.known.update(room.queues)  # unless the reading sees one, or a wake comes meanwhile
         await self._session.ready()
         claim = await self._state.claims.begin()
+        kind.known.update(room.queues)  # not before: if there is no connection, nothing is known
+        if beyond == NO_RANK and not room.alone and not self._due(other.lanes(asked.lanes)):
+            other.known.update(room.queues)  # unless the reading sees one, or a wake comes meanwhile
         if self._session.generation != self._generation:  # looked at last: another service may have connected anew
             self._begin_anew()
         self._begin(asked, monotonic())

@@ -25,7 +25,7 @@ neither: its notification names the queue, and carries the rank. A glance is one
 **Why losers rest.** All idle workers are told of a job, and one takes it. The others have asked in vain, and meanwhile
 were told of the next job. Were they to ask at once, each job would cost a claim in each worker. So a worker that found
 nothing rests for as long as its claim took, times the workers. Then all that lose together ask as often as one worker
-would. What it is told meanwhile waits; a wake of another kind does not.
+would. What it is told meanwhile waits; a wake of another kind does not. So does what it was told while that claim was under way.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ class Glances:
         rest, first = self._rest_until - now, not self._told
         self._told.add(lane)
         return max(rest, 0.0) if first or rest <= 0 else None
+
+    def rest(self, now: float) -> float:
+        """In how many seconds `rested` is to be called, as the worker rests and was told of a lane before that."""
+        return max(self._rest_until - now, 0.0) if self._told else 0.0
 
     def rested(self) -> None:
         """The rest is over."""

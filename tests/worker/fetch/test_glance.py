@@ -358,6 +358,53 @@ async def test_workers_that_lose_ask_together_as_often_as_one_would(dsn: str, ey
         await each.close()
 
 
+@pytest.mark.promise("F265")
+async def test_what_a_worker_is_told_while_its_glance_loses_waits_for_the_rest_only(dsn: str, eyes: Eyes) -> None:
+    """Naive is to call back for what is told during the rest only: the glance under way begins it."""
+    taker = Taker(dsn, tasks=["x"])
+    taker.state.settings = replace(taker.state.settings, poll=600.0)
+    await at_rest(taker)
+    running, ready = asyncio.ensure_future(taker.fetcher.run()), taker.session.ready
+
+    async def meanwhile() -> int:
+        taker.session.ready = ready  # type: ignore[method-assign]
+        taker.fetcher.told("default", 11)
+        return await ready()
+
+    taker.fetcher.glances.fetched(monotonic() + 600)  # no fetch is due
+    taker.session.ready = meanwhile  # type: ignore[method-assign]
+    glanced = taker.fetcher.glances.ended
+
+    def ended(*args: Any) -> bool:
+        taker.fetcher.glances.ended = glanced  # type: ignore[method-assign]
+        put(eyes, "x")  # the job that it was told of; this glance has not seen it
+        return glanced(*args)
+
+    taker.fetcher.glances.ended = ended  # type: ignore[method-assign]
+    taker.fetcher.told("default", 11)  # of a job that another worker takes
+    await until(lambda: taker.jobs)
+    taker.fetcher.quiet()
+    await running
+    await taker.close()
+
+
+@pytest.mark.promise("F265")
+@pytest.mark.parametrize("what", ["a glance", "a fetch"])
+async def test_what_a_worker_is_told_is_not_forgotten_if_it_cannot_connect(taker: Taker, eyes: Eyes, what: str) -> None:
+    put(eyes, "x")
+    ready = taker.session.ready
+
+    async def refused() -> int:
+        taker.session.ready = ready  # type: ignore[method-assign]
+        raise psycopg.OperationalError("too many clients already")
+
+    taker.session.ready = refused  # type: ignore[method-assign]
+    taker.fetcher.told("default", 11) if what == "a glance" else taker.fetcher.wake()
+    with pytest.raises(psycopg.OperationalError):
+        await taker.fetcher._step()
+    await at_rest_with(taker, ["x"])
+
+
 # What is told --------------------------------------------------------------------------------------------------------
 
 
