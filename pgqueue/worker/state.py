@@ -39,6 +39,8 @@ class WorkerState:
         """Whether no jobs are taken until this worker has registered anew, because the numbers of its claims end."""
         self.claims = Claims()
         self.pace = Pace(lambda: self.settings)
+        self.doubts = 0
+        """How often it was in doubt. The event alone does not tell: who waits for it clears it."""
         self.held: dict[int, Job] = {}
         """By id, the jobs that this worker has claimed and whose end is not written. The truth is in the database: the
         reconciler hands back what is not here."""
@@ -58,6 +60,7 @@ class WorkerState:
     def in_doubt(self) -> None:
         """A claim failed, and whether it was committed is unknown. Or a session was lost, and the server may have been
         restarted."""
+        self.doubts += 1
         self.doubt.set()
 
     def holds(self, job: Job) -> bool:

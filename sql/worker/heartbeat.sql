@@ -23,9 +23,10 @@ WHERE dead_at IS NULL AND id <> %(worker_id)s::bigint;
 -- name: heartbeat_probe
 -- Has anything happened to jobs? The head of the position sequence and the snapshot, as `fetch_probe` reads them, and the share of the
 -- NOTIFY queue that is in use. It reads no table, because a heartbeat must not wait for the lock of one, and waits 100 ms at most for that of
--- the sequence. Sent before the UPDATE, so its transaction has no id yet.
-SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0), pg_current_snapshot()::text, pg_notification_queue_usage()
-FROM (SELECT set_config('lock_timeout', '100ms', true) OFFSET 0) AS patience;
+-- the sequence; what follows waits as ever. Sent before the UPDATE, so its transaction has no id yet.
+SELECT coalesce(pg_sequence_last_value('pgqueue.job_pos_seq'), 0),
+       pg_current_snapshot()::text || left(set_config('lock_timeout', patience.usual, true), 0), pg_notification_queue_usage()
+FROM (SELECT current_setting('lock_timeout') AS usual, set_config('lock_timeout', '100ms', true) AS short OFFSET 0) AS patience;
 
 -- name: heartbeat_remark
 -- Append a remark to attempts that go on, by their fence. The attempts need not be the cause of the remark.

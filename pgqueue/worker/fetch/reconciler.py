@@ -71,6 +71,8 @@ class Reconciler:
         self._sure_on: int | None = None
         """When the last comparison was sent that has left nothing to decide on, and over which connection."""
         self._due = 0.0
+        self._doubts = 0
+        """How many doubts there had been before the last comparison was sent."""
         self._mover = Mover(
             session,
             notify=state.settings.notify,
@@ -84,11 +86,11 @@ class Reconciler:
         before: one that comes meanwhile is about a later claim."""
         if monotonic() >= self._due and self._is_sure():
             return self._sleeps(self._state.pace.later(jittered(EVERY_SECONDS)))
-        on, now = self._session.lasting, monotonic()
+        on, now, self._doubts = self._session.lasting, monotonic(), self._state.doubts
         try:
             sure = await self.reconcile()
         except BaseException:
-            self._state.doubt.set()
+            self._state.in_doubt()
             raise
         self._sure_at, self._sure_on = now if sure and not self._state.held else -inf, on
         seldom = max(EVERY_SECONDS, min(DEAR_SHARE * self._took, SELDOM_SECONDS))
@@ -104,7 +106,7 @@ class Reconciler:
         """Whether there can be no row of ours: see the head."""
         lasting = self._session.lasting
         known = lasting is not None and lasting == self._sure_on and not self._state.held
-        return known and monotonic() < self._sure_at + SELDOM_SECONDS
+        return known and self._doubts == self._state.doubts and monotonic() < self._sure_at + SELDOM_SECONDS
 
     async def reconcile(self) -> bool:
         """Hand back the jobs that are ours in the database and unknown here. False if some rows are left to decide

@@ -216,3 +216,18 @@ async def test_an_idle_worker_that_is_sure_compares_seldom_and_after_a_doubt_at_
     await bench.claim(known=True)
     await one.round()
     assert asked > 0, "a job is held"
+
+
+@pytest.mark.promise("F267")
+async def test_a_doubt_that_comes_when_a_comparison_is_due_is_not_skipped(bench: Bench, eyes: Eyes) -> None:
+    """Its loop clears the event before the round, and the connection of the claim that is in doubt is another one."""
+    one, state = bench.reconciler, bench.taker.state
+    lost = await bench.claim(known=False)
+    bench.known.add((lost, 1))
+    await one.round()
+    bench.known.clear()
+    one._due = 0.0
+    type(state).in_doubt(state)
+    state.doubt.clear()
+    await one.round()
+    assert eyes.state(lost) == "available"

@@ -7,7 +7,7 @@ import errno
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import psycopg
@@ -354,3 +354,19 @@ def test_a_heartbeat_asks_whether_anything_happened_and_no_life_hangs_on_that(ds
             assert len(beats.probes) == probes
         beats.heartbeat._bare_until = 0.0
         wait_until(lambda: len(beats.probes) > probes)
+
+
+@pytest.mark.promise("F266")
+def test_a_heartbeat_that_asks_waits_for_its_own_row_as_long_as_one_that_does_not(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The table is locked for half a second, as by a migration. Naive: the question's 100 ms hold for the UPDATE, too."""
+    with beating(dsn) as beats:
+        wait_until(lambda: beats.probes)
+        with psycopg.connect(dsn) as locker:
+            locker.execute("LOCK TABLE pgqueue.worker IN SHARE ROW EXCLUSIVE MODE")
+            wait_until(lambda: eyes.all("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+            sleep(0.5)  # this long it is locked
+        beat = row(eyes, beats.worker_id)[0]
+        wait_until(lambda: row(eyes, beats.worker_id)[0] > beat)
+    assert not beats.reconnects and "trying again" not in caplog.text
