@@ -150,7 +150,7 @@ async def test_where_something_is_paused_a_poll_finds_that_it_is_not_any_more(wh
     async with work(dsn, quick, poll=0.2, lease=1.5) as worker:
         with psycopg.connect(dsn) as conn:
             quick.enqueue(conn)
-        await until(lambda: worker.services.fetcher.fetches >= 2)
+        await until(lambda: worker.services.fetcher.fetches)
         await asyncio.sleep(1.0)  # nothing may start in this time
         assert eyes.states() == {"available": 1}
         began = monotonic()
@@ -223,6 +223,40 @@ def test_a_pause_of_a_worker_at_rest_ends_right_after_a_heartbeat(monkeypatch: p
 
 
 @pytest.mark.second
+@pytest.mark.promise("F268")
+async def test_a_paused_task_of_other_workers_keeps_no_polls_fast(dsn: str, eyes: Eyes) -> None:
+    eyes.do("INSERT INTO pgqueue.paused_task (name, paused_at) VALUES ('elsewhere', now())")
+    async with work(dsn, quick) as worker:
+        await until(lambda: worker.services.fetcher.paused_tasks.passed)
+        await until(lambda: slow(worker), 10.0)
+
+
+@pytest.mark.promise("F268")
+async def test_a_heartbeat_that_sees_a_job_while_it_is_claimed_is_no_sign_that_it_was_not_told(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer comes between the notification and that of the claim. No later notification takes it back."""
+    async with work(dsn, quick, poll=0.2, lease=60.0) as worker:
+        fetcher = worker.services.fetcher
+        await until(lambda: slow(worker))
+        await asyncio.sleep(0.5)  # it has looked after its LISTEN
+        real, answers = fetcher._claim, list[bool]()
+
+        async def claim(*args: Any, **options: Any) -> Any:
+            if slow(worker):
+                fetcher.probed(eyes.one("SELECT last_value FROM pgqueue.job_pos_seq"), "1:1:", monotonic())
+                answers.append(fetcher.hungry(["default"]))
+            return await real(*args, **options)
+
+        monkeypatch.setattr(fetcher, "_claim", claim)
+        with psycopg.connect(dsn) as conn:
+            pgqueue.enqueue_many(conn, [quick.new()])
+        await until(eyes.done(1))
+        assert any(answers)
+        await asyncio.sleep(1.5)
+        assert worker.state.pace.told
+
+
 @pytest.mark.promise("F05", "F253")
 def test_what_is_due_in_an_idle_fleet_is_late_by_three_seconds_if_its_leader_was_killed(
     dsn: str, eyes: Eyes, tmp_path: Path

@@ -350,7 +350,8 @@ class Fetcher:
 
     def _is_slow(self, roomy: Sequence[Room]) -> bool:
         """Whether polls are slow."""
-        known = self._state.pace.told and not (self.paused_tasks.passed or self.glances.in_a_row) and bool(roomy)
+        passed = not self.paused_tasks.passed.isdisjoint(self._state.tasks)
+        known = self._state.pace.told and not (passed or self.glances.in_a_row) and bool(roomy)
         return known and self.watermark.exhausted(self._lanes_of(roomy))
 
     def _is_early(self, roomy: Sequence[Room]) -> bool:
@@ -385,7 +386,7 @@ class Fetcher:
         if known and self.watermark.idle(reading, paused, lanes, monotonic()):
             self._proved(sent)
             return False
-        self._polled = known
+        self._polled = known and not self.asking[1]  # a claim under way may be of what this answer has seen
         self.kinds.unknown()
         return True
 
