@@ -222,7 +222,6 @@ def test_a_pause_of_a_worker_at_rest_ends_right_after_a_heartbeat(monkeypatch: p
     assert not mine.rests() and mine.later(15.0) == 15.0
 
 
-@pytest.mark.second
 @pytest.mark.promise("F268")
 async def test_a_paused_task_of_other_workers_keeps_no_polls_fast(dsn: str, eyes: Eyes) -> None:
     eyes.do("INSERT INTO pgqueue.paused_task (name, paused_at) VALUES ('elsewhere', now())")
@@ -257,6 +256,7 @@ async def test_a_heartbeat_that_sees_a_job_while_it_is_claimed_is_no_sign_that_i
         assert worker.state.pace.told
 
 
+@pytest.mark.second
 @pytest.mark.promise("F05", "F253")
 def test_what_is_due_in_an_idle_fleet_is_late_by_three_seconds_if_its_leader_was_killed(
     dsn: str, eyes: Eyes, tmp_path: Path

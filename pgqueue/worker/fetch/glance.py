@@ -25,7 +25,8 @@ neither: its notification names the queue, and carries the rank. A glance is one
 **Why losers rest.** All idle workers are told of a job, and one takes it. The others have asked in vain, and meanwhile
 were told of the next job. Were they to ask at once, each job would cost a claim in each worker. So a worker that found
 nothing rests for as long as its claim took, times the workers. Then all that lose together ask as often as one worker
-would. What it is told meanwhile waits; a wake of another kind does not. So does what it was told while that claim was under way.
+would. What it is told meanwhile waits, and what it was told while that claim was under way; a wake of another kind does
+not.
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ async def test_what_a_worker_is_told_while_its_glance_loses_waits_for_the_rest_o
         put(eyes, "x")  # the job that it was told of; this glance has not seen it
         return glanced(*args)
 
-    taker.fetcher.glances.ended = ended  # type: ignore[method-assign]
+    taker.fetcher.glances.ended = ended  # type: ignore[method-assign,assignment]
     taker.fetcher.told("default", 11)  # of a job that another worker takes
     await until(lambda: taker.jobs)
     taker.fetcher.quiet()

@@ -360,7 +360,7 @@ def test_a_heartbeat_asks_whether_anything_happened_and_no_life_hangs_on_that(ds
 def test_a_heartbeat_that_asks_waits_for_its_own_row_as_long_as_one_that_does_not(
     dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The table is locked for half a second, as by a migration. Naive: the question's 100 ms hold for the UPDATE, too."""
+    """The table is locked for half a second, as by a migration. Naive: 100 ms hold for the UPDATE, too."""
     with beating(dsn) as beats:
         wait_until(lambda: beats.probes)
         with psycopg.connect(dsn) as locker:
