@@ -543,6 +543,24 @@ FROM (SELECT extract(epoch FROM at)::float8 AS at, queue, coalesce(task, '') AS 
       CROSS JOIN LATERAL (SELECT CASE WHEN at <= (SELECT pgqueue.now()) - interval '2 minutes' THEN 0 END AS none) AS known
       ORDER BY at, queue, task) AS each
 
+-- name: task_history
+-- The rows of `asked`, added up for each task.
+line AS MATERIALIZED (
+    SELECT %(since)s::text::timestamptz AS at, '' AS queue, m.task, {{happenings}}, m.wait_seconds, m.run_seconds, m.wait, m.run FROM asked AS m
+), held AS (
+    SELECT a.task, array_agg(DISTINCT a.queue) AS queues FROM asked AS a GROUP BY a.task
+), {{history_summed}}
+
+-- name: task_history_answer
+-- The rows of `summed`, and the tasks that are paused, as JSON.
+SELECT json_build_object(
+    'now', extract(epoch FROM pgqueue.now())::float8,
+    'rows', (SELECT coalesce(json_agg(each), '[]') FROM (
+        SELECT s.task AS name, held.queues, s.started, s.completed, s.failed, s.retried, s.wait_seconds, s.run_seconds, s.wait, s.run
+        FROM summed AS s JOIN held ON held.task = s.task ORDER BY s.run_seconds DESC, s.task LIMIT 1000) AS each),
+    'paused', (SELECT coalesce(json_agg(p.name ORDER BY p.name), '[]') FROM (SELECT name FROM pgqueue.paused_task LIMIT 1000) AS p)
+)::text
+
 -- name: history_columns
 -- What a row of the history holds, beside its leaf.
 at, queue, task, {{happenings}}, wait_seconds, run_seconds, wait, run

@@ -163,7 +163,8 @@ class Dashboard:
         if page.to is not None:
             return _redirect(visit, page.to)
         if page.after is not None and not visit.json:
-            return _redirect(visit, f"{page.after}?{urlencode({'did': page.did})}")
+            joint = "&" if "?" in page.after else "?"
+            return _redirect(visit, f"{page.after}{joint}{urlencode({'did': page.did})}")
         if page.problem is not None and visit.json:
             return self._problem(visit, page.problem)
         items = [self._redaction.shown(item) for item in page.items]

@@ -19,6 +19,7 @@ from pgqueue.web.pages import (
     outbox,
     overview,
     record,
+    tasks,
     workers,
 )
 from pgqueue.web.pages.page import Asked, Page
@@ -49,6 +50,8 @@ ROUTES = (
     Route("jobs", "GET", "/jobs", READ, jobs.jobs),
     Route("job", "GET", "/jobs/{id}", READ, job.job),
     Route("queues", "GET", "/queues", READ, lists.queues),
+    Route("tasks", "GET", "/tasks", READ, tasks.tasks),
+    Route("task", "GET", "/task", READ, tasks.task),
     Route("limits", "GET", "/limits", READ, limits.limits),
     Route("limit_jobs", "GET", "/limits/jobs", READ, limits.jobs),
     Route("schedules", "GET", "/schedules", READ, lists.schedules),

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.second, pytest.mark.promise("F153")]
 
-QUERIES = {"limit_jobs": "?limit=warehouse", "preview": "?action=retry&state=failed", "jobs": "?state=failed"}
+QUERIES = {
+    "limit_jobs": "?limit=warehouse",
+    "preview": "?action=retry&state=failed",
+    "jobs": "?state=failed",
+    "task": "?name=cards.charge",
+}
 """What these pages are asked for; the others need nothing."""
 PAGES = [
     (route.name, route.path + QUERIES.get(route.name, "")) for route in ROUTES if route.page and route.method == "GET"

@@ -175,3 +175,13 @@ def test_to_see_which_actor_changed_what_takes_one_click(hand: Hand) -> None:
     )
     assert row.get_by_text("min ago").is_visible()
     assert hand.clicks == 1
+
+
+@pytest.mark.promise("F332")
+def test_to_see_what_is_new_since_the_deploy_takes_one_click(hand: Hand) -> None:
+    page = hand.page
+    hand.click(page.get_by_role("link", name="Tasks", exact=True))
+    page.get_by_text("before version 2026.11.2").wait_for()
+    row = page.get_by_role("row").filter(has_text="cards.charge")
+    assert row.get_by_text("failing").is_visible() and row.get_by_text("→").first.is_visible()
+    assert hand.clicks == 1

@@ -47,6 +47,8 @@ PATHS = [
     "/bulk",
     "/outbox",
     "/changes",
+    "/tasks",
+    "/task?name=x",
     "/limits/jobs?limit=x",
 ]
 JSON = {"accept": "application/json"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from urllib.parse import urlencode
 
 from pgqueue.admin.actions import acancel, adiscard, areschedule, aretry
 from pgqueue.admin.answers import WORDS, Answer
@@ -128,6 +129,7 @@ def _answered(answers: list[Answer]) -> Page:
 
 
 def _paused(kind: str, name: str, did: str, done: bool, after: str = "/queues") -> Page:
+    after = f"/task?{urlencode({'name': name})}" if kind == "task" else after
     item = {kind: name, "did": did if done else f"{did} before"}
     return Page("", [item], {"changed": done}, after=after, did=item["did"])
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
 from pgqueue.admin.history import HistoryRow, ahistory
+from pgqueue.admin.history import Step as Unit
 from pgqueue.admin.workers import WorkerNow, aworkers
 from pgqueue.jobs import histogram
 from pgqueue.jobs.values import EPOCH
@@ -21,7 +22,7 @@ from pgqueue.web.problems import Problem
 
 MARKS_MOST = 200
 ENDED = ("completed", "failed", "retried")
-RANGES = {
+RANGES: dict[str, tuple[Unit, timedelta, int]] = {
     "1h": ("minute", timedelta(minutes=1), 60),
     "6h": ("minute", timedelta(minutes=5), 72),
     "24h": ("hour", timedelta(hours=1), 24),
@@ -39,17 +40,15 @@ async def history(asked: Asked) -> Page:
         raise Problem(400, "This cannot be asked", f"range: use one of {', '.join(RANGES)}")
     unit, length, number = RANGES[range_]
     queue, task = asked.value("queue"), asked.value("task")
-    first = _begin(datetime.now(UTC), length) - (number - 1) * length
-    rows = await asked.read(
-        lambda conn: ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all")  # type: ignore[arg-type]
-    )
+    first = begin(datetime.now(UTC), length) - (number - 1) * length
+    rows = await asked.read(lambda conn: ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all"))
     changes = await asked.read(lambda conn: aaudit(conn, since=first, limit=MARKS_MOST))
     workers = await asked.read(aworkers)
     given = charts.steps(rows, first, length, number)
     marks = [_mark(each, charts.place_of(each.at, first, number * length)) for each in changes]
-    versions = [
+    started = [
         {"x": x, "at": at, "version": version}
-        for version, at in _versions(workers).items()
+        for version, at in versions(workers).items()
         if (x := charts.place_of(at, first, number * length)) is not None
     ]
     view = {
@@ -64,18 +63,18 @@ async def history(asked: Asked) -> Page:
         "oldest": charts.line(given, lambda step: step.most("oldest")) if task is None else None,
     }
     more = {"first": first, "step_seconds": length.total_seconds(), "charts": plain(shown)}
-    more |= {"marks": marks, "versions": versions}
+    more |= {"marks": marks, "versions": started}
     return Page("history.html", [_item(step) for step in given if step.rows], more, view)
 
 
 def last_hour(rows: Sequence[HistoryRow]) -> dict[str, Chart]:
     """What ended in the last hour, and how long jobs waited, of the rows of its minutes."""
     _, length, number = RANGES["1h"]
-    given = charts.steps(rows, _begin(datetime.now(UTC), length) - (number - 1) * length, length, number)
+    given = charts.steps(rows, begin(datetime.now(UTC), length) - (number - 1) * length, length, number)
     return {"ended": charts.stacked(given, ENDED), "waits": charts.line(given, _wait)}
 
 
-def _versions(workers: Iterable[WorkerNow]) -> dict[str, datetime]:
+def versions(workers: Iterable[WorkerNow]) -> dict[str, datetime]:
     """Since when each version runs, the newest first: the start of its oldest worker that is not known to be dead.
 
     Nothing else is kept of versions. So a version whose workers have all been replaced since has a later mark.
@@ -86,7 +85,7 @@ def _versions(workers: Iterable[WorkerNow]) -> dict[str, datetime]:
     return dict(sorted(found.items(), key=lambda each: each[1], reverse=True))
 
 
-def _begin(at: datetime, length: timedelta) -> datetime:
+def begin(at: datetime, length: timedelta) -> datetime:
     """The beginning of the step of this length in which `at` is."""
     return EPOCH + (at - EPOCH) // length * length
 

@@ -1,0 +1,219 @@
+"""The tasks: which fail, and on which workers spend their time; and one task, before and since the newest version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import pairwise
+from math import ceil
+from typing import Any
+from urllib.parse import urlencode
+
+from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
+from pgqueue.admin.history import HistoryRow, ahistory
+from pgqueue.admin.history import Step as Unit
+from pgqueue.admin.known_names import aknown_names
+from pgqueue.admin.queries import aget
+from pgqueue.admin.task_history import (
+    FAILING_SHARE,
+    TaskHistory,
+    TaskRow,
+    atask_history,
+    atask_paused,
+    merged,
+    together,
+)
+from pgqueue.admin.workers import aworkers
+from pgqueue.errors import JobNotFound
+from pgqueue.jobs import histogram
+from pgqueue.web import charts
+from pgqueue.web.pages.history import ENDED, EXTENTS, RANGES, begin, versions
+from pgqueue.web.pages.jobs import TABS, hides_class
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem
+from pgqueue.web.redaction import HIDDEN, Redaction
+
+UNITS: Mapping[Unit, timedelta] = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1)}
+LISTED: Mapping[str, tuple[Unit, timedelta]] = {
+    "1h": ("minute", timedelta(hours=1)),
+    "6h": ("hour", timedelta(hours=6)),
+    "24h": ("hour", timedelta(hours=24)),
+}
+"""In which unit the history is read for the list, and for how long. 30 days of all tasks are too much to add up."""
+KNOWN_MOST = 1_000
+CAUSES_MOST = 20
+QUOTED_MOST = 5
+"""The messages of so many causes are read, each from the newest job that has failed so."""
+CHANGES_MOST = 200
+"""So many changes by hand are looked at for those of a task."""
+UNCOUNTED = timedelta(minutes=2)
+"""So new minutes are not counted yet."""
+
+
+async def tasks(asked: Asked) -> Page:
+    """The tasks that did something: those that fail first, then those that take most time of workers. Then the others
+    that live workers know, or that are paused. Each with what it did before and since the newest version."""
+    range_ = _range(asked, LISTED)
+    step, length = LISTED[range_]
+    now = datetime.now(UTC)
+    first = begin(now, UNITS[step]) + UNITS[step] - length
+    newest = next(iter(versions(await asked.read(aworkers)).items()), None)
+    split = _split(newest, UNITS[step], first, now)
+    ends = [first, *(() if split is None else (split, split + UNITS[step])), None]
+    parts: list[TaskHistory] = [
+        await asked.read(partial(atask_history, since=since, step=step, until=until)) for since, until in pairwise(ends)
+    ]
+    known = await asked.read(lambda conn: aknown_names(conn, KNOWN_MOST))
+    paused = parts[-1].paused
+    rows = together(row for part in parts for row in part.rows)
+    before, since = [{}, {}] if split is None else [{row.name: row for row in part.rows} for part in parts[::2]]
+    others = sorted(({*known.tasks} | {*paused}) - {row.name for row in rows})
+    idle = [TaskRow(name, (), 0, 0, 0, 0, 0.0, 0.0, (), ()) for name in others]
+    items = [
+        _listed(row, paused) | {"before": _compared(before.get(row.name)), "since": _compared(since.get(row.name))}
+        for row in [*sorted(rows, key=_need), *idle]
+    ]
+    version = None if newest is None or split is None else {"name": newest[0], "at": newest[1]}
+    view = {"range": range_, "extents": {name: EXTENTS[name] for name in LISTED}, "ran": len(rows)}
+    return Page("tasks.html", items, {"first": first, "version": version}, view)
+
+
+async def task(asked: Asked) -> Page:
+    """One task in a time, as the only item: its numbers, each before and since the newest version; causes; changes."""
+    name = asked.value("name")
+    if name is None:
+        raise Problem(400, "This cannot be asked", "name: give the name of a task")
+    range_ = _range(asked, RANGES)
+    step, length, number = RANGES[range_]
+    now = datetime.now(UTC)
+    first = begin(now, length) - (number - 1) * length
+    rows = await asked.read(lambda conn: ahistory(conn, since=first, task=name, step=step, by="all"))
+    groups = await asked.read(lambda conn: aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST))
+    messages = await asked.read(lambda conn: _messages(conn, groups, asked.redaction))
+    recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
+    paused = await asked.read(lambda conn: atask_paused(conn, name))
+    newest = next(iter(versions(await asked.read(aworkers)).items()), None)
+    given = charts.steps(rows, first, length, number)
+    figures, split = _figures(rows, UNITS[step], first, now, newest)
+    shown = {
+        "ended": charts.stacked(given, ENDED),
+        "runs": charts.line(given, lambda each: histogram.quantile(each.merged("run"), 0.95)),
+        "waits": charts.line(given, lambda each: histogram.quantile(each.merged("wait"), 0.95)),
+    }
+    marks = [] if newest is None or split is None else [{"x": charts.place_of(split, first, number * length)}]
+    item = {
+        "name": name,
+        "is_paused": paused,
+        "figures": figures,
+        "version": None if newest is None else {"name": newest[0], "at": newest[1], "is_compared": split is not None},
+        "causes": [_cause(each, messages, asked.redaction) for each in groups],
+        "changes": [_change(each) for each in recorded if each.target.get("task") == name],
+        "states": [{"state": state, "query": urlencode({"state": state, "task": name})} for state in TABS],
+    }
+    view = {"range": range_, "extents": EXTENTS, "box": (charts.WIDTH, charts.HEIGHT), "versions": marks}
+    return Page("task.html", [item], {"first": first, "charts": plain(shown)}, view)
+
+
+def _range(asked: Asked, known: Mapping[str, object]) -> str:
+    found = asked.value("range") or "1h"
+    if found not in known:
+        raise Problem(400, "This cannot be asked", f"range: use one of {', '.join(known)}")
+    return found
+
+
+def _need(row: TaskRow) -> tuple[float, float, str]:
+    failing = row.failing or 0.0
+    return (-failing if failing >= FAILING_SHARE else 0.0, -row.run_seconds, row.name)
+
+
+def _listed(row: TaskRow, paused: Iterable[str]) -> dict[str, Any]:
+    counted = {name: getattr(row, name) for name in ("name", "queues", "ended", "completed", "failed", "retried")}
+    measured = {"run_p95": row.run_quantile(0.95), "wait_p95": row.wait_quantile(0.95), "run_seconds": row.run_seconds}
+    is_failing = row.failing is not None and row.failing >= FAILING_SHARE
+    return counted | measured | {"failing": row.failing, "is_failing": is_failing, "is_paused": row.name in paused}
+
+
+def _compared(row: TaskRow | None) -> dict[str, Any] | None:
+    return None if row is None else {"failing": row.failing, "run_p95": row.run_quantile(0.95)}
+
+
+def _split(newest: tuple[str, datetime] | None, step: timedelta, first: datetime, now: datetime) -> datetime | None:
+    """The step in which the newest version started, if whole steps before and behind it are counted."""
+    if newest is None or not first + step <= newest[1] <= now - UNCOUNTED - step:
+        return None
+    return begin(newest[1], step)
+
+
+def _figures(
+    rows: Sequence[HistoryRow],
+    step: timedelta,
+    first: datetime,
+    now: datetime,
+    newest: tuple[str, datetime] | None,
+) -> tuple[dict[str, Any], datetime | None]:
+    """The numbers of the whole time, and of the parts of it before and since the newest version; when that started.
+
+    The minute or the hour in which it started is in neither part. None if it started before or after this time.
+    """
+    figures: dict[str, Any] = {"whole": _numbers(rows, first, now - UNCOUNTED), "before": None, "since": None}
+    begun = _split(newest, step, first, now)
+    if newest is None or begun is None:
+        return figures, None
+    figures["before"] = _numbers([row for row in rows if row.at < begun], first, begun)
+    figures["since"] = _numbers([row for row in rows if row.at >= begun + step], begun + step, now - UNCOUNTED)
+    return figures, newest[1]
+
+
+def _numbers(rows: Sequence[HistoryRow], first: datetime, until: datetime) -> dict[str, Any]:
+    """The numbers of these rows of a time. Without a row that is counted all are None: they are not 0."""
+    counted = [row for row in rows if row.started is not None]
+    if not counted and rows:
+        return dict.fromkeys(("ended", "a_minute", "failing", "run_p50", "run_p95", "wait_p95"))
+    completed, failed, retried = (
+        sum(getattr(row, name) for row in counted) for name in ("completed", "failed", "retried")
+    )
+    run, wait = merged(row.run for row in counted), merged(row.wait for row in counted)
+    minutes = max(1, ceil((until - first).total_seconds() / 60))
+    attempts = completed + failed + retried
+    return {
+        "ended": completed + failed,
+        "a_minute": (completed + failed) / minutes,
+        "failing": (failed + retried) / attempts if attempts else None,
+        "run_p50": histogram.quantile(run, 0.5),
+        "run_p95": histogram.quantile(run, 0.95),
+        "wait_p95": histogram.quantile(wait, 0.95),
+    }
+
+
+async def _messages(conn: object, groups: Sequence[ErrorGroup], redaction: Redaction) -> dict[str, str]:
+    """By fingerprint: the first line of the newest job's error, hidden as on the page of that job."""
+    found: dict[str, str] = {}
+    for group in groups[:QUOTED_MOST]:
+        for id in group.job_ids[:1]:
+            with suppress(JobNotFound):
+                job = plain(await aget(conn, id))
+                shown = redaction.shown(job | {"key": job["key"] and redaction.awaited(job["key"])})
+                for at, attempt in enumerate(job["attempts"]):
+                    if attempt["error_type"] == group.error_type and attempt["message"]:
+                        found[group.fingerprint] = str(shown["attempts"][at]["message"]).strip().partition("\n")[0]
+    return found
+
+
+def _cause(group: ErrorGroup, messages: Mapping[str, str], redaction: Redaction) -> dict[str, Any]:
+    """The cause; a message that is not known from a job is hidden while anything is: it may quote an argument."""
+    is_hidden = hides_class(group.error_type, redaction)
+    message = messages.get(group.fingerprint) or (HIDDEN if redaction.active else group.message)
+    query = {"error_type": group.error_type, "task": group.task}
+    shown = {name: getattr(group, name) for name in ("place", "count", "first_at", "last_at", "version_tag")}
+    return shown | {
+        "error_type": HIDDEN if is_hidden else group.error_type,
+        "message": message,
+        "jobs": None if is_hidden else urlencode([("state", "retrying"), ("state", "failed"), *query.items()]),
+    }
+
+
+def _change(entry: AuditEntry) -> dict[str, Any]:
+    return {"at": entry.at, "actor": entry.actor, "action": entry.action, "count": entry.count}
