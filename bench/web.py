@@ -184,6 +184,7 @@ def _pages(unique: int, *ids: int) -> dict[str, str]:
     found |= {f"history, {name}": f"/history?range={name}" for name in ("1h", "6h", "24h", "30d")}
     found |= {"history, a queue": "/history?range=24h&queue=queue_3"}
     found |= {"metrics": "/metrics", "a limit's jobs": "/limits/jobs?limit=slow"}
+    found |= {"queue": "/queue?name=queue_3", "queue, deep": "/queue?name=default"}
     found |= {f"tasks, {name}": f"/tasks?range={name}" for name in ("1h", "6h", "24h")}
     found |= {f"task, {name}": f"/task?name=app.task_3&range={name}" for name in ("1h", "6h", "24h", "30d")}
     found |= {"changes": "/changes", "changes by an actor": "/changes?actor=bench", "no change": "/changes?actor=none"}

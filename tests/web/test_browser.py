@@ -29,6 +29,7 @@ QUERIES = {
     "preview": "?action=retry&state=failed",
     "jobs": "?state=failed",
     "task": "?name=cards.charge",
+    "queue": "?name=mail",
 }
 """What these pages are asked for; the others need nothing."""
 PAGES = [

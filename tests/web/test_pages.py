@@ -47,6 +47,7 @@ PATHS = [
     "/bulk",
     "/outbox",
     "/changes",
+    "/queue?name=x",
     "/tasks",
     "/task?name=x",
     "/limits/jobs?limit=x",

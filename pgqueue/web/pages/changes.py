@@ -86,14 +86,14 @@ async def pause(asked: Asked) -> Page:
     """Pause the queue or the task that is named."""
     kind, name = _named(asked)
     done = await asked.change(lambda conn: apause(conn, **{kind: name}))
-    return _paused(kind, name, "paused", done)
+    return _paused(kind, name, "paused", done, _page_of(asked, kind, name))
 
 
 async def resume(asked: Asked) -> Page:
     """Let it go on."""
     kind, name = _named(asked)
     done = await asked.change(lambda conn: aresume(conn, **{kind: name}))
-    return _paused(kind, name, "resumed", done)
+    return _paused(kind, name, "resumed", done, _page_of(asked, kind, name))
 
 
 async def run_schedule(asked: Asked) -> Page:
@@ -128,8 +128,12 @@ def _answered(answers: list[Answer]) -> Page:
     return Page("", [plain(answer)], {"changed": answer.changed}, after=place, did=answer.did)
 
 
-def _paused(kind: str, name: str, did: str, done: bool, after: str = "/queues") -> Page:
-    after = f"/task?{urlencode({'name': name})}" if kind == "task" else after
+def _page_of(asked: Asked, kind: str, name: str) -> str:
+    """Where the button stood: on the page of a task or of a queue, else on the list of queues."""
+    return f"/{kind}?{urlencode({'name': name})}" if kind == "task" or asked.field("page") else "/queues"
+
+
+def _paused(kind: str, name: str, did: str, done: bool, after: str) -> Page:
     item = {kind: name, "did": did if done else f"{did} before"}
     return Page("", [item], {"changed": done}, after=after, did=item["did"])
 

@@ -151,10 +151,8 @@ def _path(name: str, value: Any) -> str | None:
     """Where what was changed can be seen. None also if it is hidden."""
     if value is None:
         return None
-    if name == "task":
-        return f"/task?{urlencode({'name': value})}"
-    if name == "queue":
-        return f"/jobs?{urlencode({name: value})}"
+    if name in ("queue", "task"):
+        return f"/{name}?{urlencode({'name': value})}"
     if name in ("limit", "rate") and isinstance(value, str):
         return f"/limits/jobs?{urlencode({name: value})}"
     if name == "lock":

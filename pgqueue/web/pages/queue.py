@@ -1,0 +1,78 @@
+"""One queue: whether it rises or falls, which tasks ran in it, which workers serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from pgqueue.admin.depth import adepth
+from pgqueue.admin.history import HistoryRow, ahistory
+from pgqueue.admin.task_history import TaskRow, atask_history
+from pgqueue.admin.workers import WorkerNow, aworkers
+from pgqueue.web import charts
+from pgqueue.web.pages.history import ENDED, RANGES, begin
+from pgqueue.web.pages.jobs import TABS
+from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.problems import Problem
+
+TREND = timedelta(minutes=15)
+"""The trend is that of this time."""
+LEAST = 3
+"""Of fewer measured minutes no trend is told."""
+STEADY = 0.5
+"""Jobs a minute: below that a queue neither rises nor falls."""
+
+
+async def queue(asked: Asked) -> Page:
+    """The queue as the only item. `trend` is in jobs a minute, above 0 if it rises; None if too little was measured."""
+    name = asked.value("name")
+    if name is None:
+        raise Problem(400, "This cannot be asked", "name: give the name of a queue")
+    step, length, number = RANGES["1h"]
+    now = datetime.now(UTC)
+    first = begin(now, length) - (number - 1) * length
+    found = await asked.read(lambda conn: adepth(conn, name))
+    rows = await asked.read(lambda conn: ahistory(conn, since=first, queue=name, step=step, by="all"))
+    ran = await asked.read(lambda conn: atask_history(conn, first, step, queue=name))
+    workers = [each for each in await asked.read(aworkers) if name in each.queues]
+    given = charts.steps(rows, first, length, number)
+    shown = {
+        "waiting": charts.line(given, lambda each: _waiting(each.rows[0]) if each.rows else None),
+        "ended": charts.stacked(given, ENDED),
+    }
+    item = plain(found) | {
+        "trend": trend([row for row in rows if row.at >= now - TREND]),
+        "tasks": [_task(row) for row in ran.rows],
+        "served_by": [_worker(each) for each in workers],
+        "states": [{"state": state, "query": urlencode({"state": state, "queue": name})} for state in TABS],
+    }
+    view = {"box": (charts.WIDTH, charts.HEIGHT), "steady": STEADY}
+    return Page("queue.html", [item], {"first": first, "charts": plain(shown)}, view)
+
+
+def trend(rows: Sequence[HistoryRow]) -> float | None:
+    """By how many jobs a minute those that wait became more: the slope of the line that fits the minutes best."""
+    points = [
+        ((row.at - rows[0].at).total_seconds() / 60, waiting) for row in rows if (waiting := _waiting(row)) is not None
+    ]
+    if len(points) < LEAST:
+        return None
+    x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    rise, run = sum((at - x) * (n - y) for at, n in points), sum((at - x) ** 2 for at, _ in points)
+    return float(rise / run)
+
+
+def _waiting(row: HistoryRow) -> int | None:
+    return None if row.available is None or row.blocked is None else row.available + row.blocked
+
+
+def _task(row: TaskRow) -> dict[str, Any]:
+    counted = {"name": row.name, "ended": row.ended, "failing": row.failing}
+    return counted | {"run_p95": row.run_quantile(0.95), "wait_p95": row.wait_quantile(0.95)}
+
+
+def _worker(worker: WorkerNow) -> dict[str, Any]:
+    names = ("id", "host", "pid", "state", "version_tag", "busy", "concurrency", "lost")
+    return {name: getattr(worker, name) for name in names}
