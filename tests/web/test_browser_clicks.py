@@ -68,7 +68,31 @@ def long_job(shop: str) -> str:
             "bin, outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', "
             "repeat('E', 60), repeat('m', 500) FROM made"
         )
+        conn.execute(
+            "INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, failed, wait, run) SELECT "
+            "date_trunc('minute', now()) - interval '5 min', bin, repeat('q', 40), repeat('t', 60), 100000, 99999, 9, "
+            "ARRAY[100000], ARRAY[100000] FROM pgqueue.ring WHERE kind = 'minute'"
+        )
+        conn.execute(
+            "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, place, message, first_at, last_at, "
+            "count, job_ids) VALUES ('long', repeat('q', 40), repeat('t', 60), repeat('E', 60), repeat('p', 60), "
+            "repeat('m', 500), now(), now(), 1, '{}')"
+        )
+        conn.execute(
+            "INSERT INTO pgqueue.audit (actor, action, target, details) VALUES (repeat('a', 60), 'bulk retry', "
+            "jsonb_build_object('task', repeat('t', 60)), jsonb_build_object('note', repeat('n', 500)))"
+        )
     return "t" * 60
+
+
+@pytest.mark.promise("F332", "F334")
+def test_pages_of_tasks_queues_and_changes_do_not_scroll_sideways(operator: Tab, long_job: str) -> None:
+    for path in ("/tasks", f"/task?name={long_job}", f"/queue?name={'q' * 40}", "/changes"):
+        for width in (360, 390, 660, 1280, 3840):
+            operator.page.set_viewport_size({"width": width, "height": 844})
+            operator.go(path)
+            assert operator.overflow() == 0, f"{path} scrolls sideways at {width} px"
+    operator.page.set_viewport_size({"width": 1280, "height": 844})
 
 
 @pytest.mark.promise("F304")
