@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any, LiteralString
 
 import psutil
@@ -99,6 +100,15 @@ class Lab:
             yield self._server.cluster.dsn(name)
         finally:
             self._admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+    def crash(self) -> float:
+        """Have the server crash, and start it again; when it accepted connections, by the machine's monotonic clock."""
+        self._admin.close()
+        self._server.cluster.stop("immediate")
+        self._server.cluster.start()
+        accepted = monotonic()
+        self._admin = psycopg.connect(self._server.dsn, autocommit=True)
+        return accepted
 
     @contextmanager
     def without_autovacuum(self) -> Iterator[None]:

@@ -83,6 +83,10 @@ class Child:
         if self._child.poll() is not None:
             raise self._died(f"ended with {self._child.returncode}")
 
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._child.poll() is not None
+
     def cpu(self) -> float:
         """CPU seconds of it and of all it has forked (10 ms steps)."""
         return sum(_cpu(process) for process in self._family())

@@ -15,12 +15,16 @@
 - `killed`: a worker whose jobs take an hour is killed by SIGKILL, while others wait. Another worker, with jobs of 1 ms,
   is started at once. From the kill until the last of the killed worker's jobs has begun again. What has not within a
   minute is counted, and the figure is that minute. Nothing is tuned for it: these are the settings of the other tables.
+- `crashed`: PostgreSQL crashes and starts again while a worker works off jobs of 10 ms. From the moment when the server
+  accepts connections until a job begins. Then the worker has a minute for what is left. Counted are the jobs that have
+  not begun by then, and those that began twice. A worker that ends is started again, as by a supervisor.
 - `depth`: the drain of a part of many more jobs. Only with `--full`.
 - `held`: the drain while a snapshot is held that is older than the jobs and than one drain before. Only with `--full`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +43,7 @@ ONE_JOBS = 3_000
 BULK_MOST = 100_000
 START_RATE = 20.0
 HOUR = 3_600.0
+CRASHED_JOBS = 10_000
 AGAIN_SECONDS = 60.0
 WITH_START = "with_start"
 """In the sample of a drain: starting the processes is in its figure, for half of its jobs were begun meanwhile."""
@@ -196,6 +201,25 @@ def killed(stage: Stage, size: Size) -> Values:
     return {"again_s": monotonic() - begun, "held": len(held), "left": len(again)}
 
 
+def crashed(stage: Stage, size: Size) -> Values:
+    jobs = min(CRASHED_JOBS, size.jobs(stage.peer.size))
+    stage.fill("application", jobs)
+    stage.work(starts=True, seconds=0.01)
+    stage.wait_for(max(1, jobs // 10), PATIENCE)
+    accepted = stage.lab.crash()
+    until, first, revived = monotonic() + AGAIN_SECONDS, AGAIN_SECONDS, 0
+    while (now := monotonic()) < until:
+        starts = stage.starts()
+        first = min([first, *(at - accepted for _, at in starts if at > accepted)])
+        if len({number for number, _ in starts}) == jobs:
+            break
+        revived += stage.revive()
+        sleep(0.05)
+    begun = Counter(number for number, _ in stage.starts())
+    twice = begun.total() - len(begun)
+    return {"back_s": first, "whole_s": now - accepted, "left": jobs - len(begun), "twice": twice, "revived": revived}
+
+
 def idle(stage: Stage, size: Size) -> Values:
     seconds = size.seconds(10.0)
     stage.fill("noop", size.jobs(1_000))
@@ -287,6 +311,18 @@ SCENARIOS = {
             killed,
             (Measure("again_s", "s", True), Measure("held", "jobs"), Measure("left", "not within 60 s", True)),
         ),
+        Scenario(
+            "crashed",
+            "The server crashes: seconds until a job begins again",
+            crashed,
+            (
+                Measure("back_s", "s", True),
+                Measure("whole_s", "s until all have begun", True),
+                Measure("left", "not within 60 s", True),
+                Measure("twice", "jobs begun twice", True),
+                Measure("revived", "workers that ended", True),
+            ),
+        ),
         Scenario("depth", "Drain of a part, very many waiting", depth, (RATE,), full_only=True),
         Scenario("held", "Drain under an old snapshot", held, (Measure("share", "of the first"), RATE), full_only=True),
     )
@@ -294,5 +330,5 @@ SCENARIOS = {
 
 
 def applies(scenario: Scenario, peer: Peer) -> bool:
-    """Whether this scenario says anything about this peer: a snapshot is held in PostgreSQL only."""
-    return scenario.name != "held" or peer.server == "postgresql"
+    """Whether this scenario says anything about this peer: only PostgreSQL holds a snapshot, or crashes here."""
+    return scenario.name not in ("held", "crashed") or peer.server == "postgresql"

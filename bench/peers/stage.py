@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import psutil
 import psycopg
@@ -94,6 +95,8 @@ class Stage:
         }
         self._children: list[Child] = []
         self.workers: list[Child] = []
+        self._worked: dict[str, Any] = {}
+        """How the workers were started last."""
 
     def close(self) -> None:
         for child in self._children:
@@ -116,15 +119,24 @@ class Stage:
     def work(self, processes: int = 1, *, starts: bool = False, seconds: float | None = None) -> None:
         """Start so many worker processes; with `starts` they write down when each job began. `seconds`: how long a job
         of an application takes there, in place of a millisecond."""
+        self._worked = {"starts": starts, "seconds": seconds}
         told = {"BENCH_STARTS": "1" if starts else "0"} | ({} if seconds is None else {"BENCH_WORK": str(seconds)})
         for _ in range(processes):
-            self.workers.append(self.start("worker", BENCH_WORKER=str(len(self.workers)), **told))
+            self.workers.append(self.start("worker", BENCH_WORKER=str(len(self._children)), **told))
 
     def kill_work(self) -> None:
         """End the workers by SIGKILL; what they have counted stays."""
         for worker in self.workers:
             worker.kill()
         self.workers.clear()
+
+    def revive(self) -> int:
+        """Start a worker for each that has ended, as whatever supervises it would; how many."""
+        ended = [worker for worker in self.workers if worker.ended()]
+        for worker in ended:
+            self.workers.remove(worker)
+        self.work(len(ended), **self._worked)
+        return len(ended)
 
     def stop_work(self) -> None:
         """End the workers, and forget what they have counted."""
