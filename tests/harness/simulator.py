@@ -33,6 +33,7 @@ class World:
     deaths: bool = False  # claimers that die in mid-claim and never return
     cancels: bool = False  # rows locked by somebody who rolls back
     rewinds: bool = False  # failover to a standby that has not seen everything
+    drawn_again: bool = False  # and then positions are drawn that were drawn before
     kinds: bool = False  # a fetch asks the lanes of one kind of jobs
     glances: bool = False  # workers are told of the lane of a job, and claim from it alone; polls are rare beside that
     told: bool = True  # workers hear of a failover (a new connection), or not (a pooler hides it)
@@ -47,6 +48,8 @@ class World:
     unasked_stay_exhausted: bool = False
     paused_is_empty: bool = False
     glance_moves_cursor: bool = False
+    rows_counted: bool = False
+    account_outlives_forget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +141,40 @@ class Postgres:
     def waiting(self) -> list[Row]:
         return [row for row in self.rows if row.xid in self.committed and not row.undone and not row.gone]
 
-    def copy(self) -> Postgres:
-        """What a standby holds: everything committed so far, nothing open, no lock."""
+    def copy(self, ahead: int) -> Postgres:
+        """What a standby holds: everything committed so far, nothing open, no lock.
+
+        `ahead`: the log of a sequence runs so far ahead of it at most, so that its head need not go back.
+        """
         return replace(
             self,
             running=set(),
             latest_ended=self.next_xid - 1,
-            head=self.head + 32 - self.head % 32,  # the log runs ahead of a sequence, so its head need not go back
+            head=self.head + ahead - self.head % ahead,
             committed=dict(self.committed),
             rows=[replace(row, locked_by=0) for row in self.rows],
             paused=set(self.paused),
         )
+
+
+class RowsCounted(Watermark):
+    """Counts the rows that were taken, wherever they were."""
+
+    __slots__ = ()
+
+    def _all_taken(self, floor: int) -> bool:
+        return self._head - floor <= len(self._taken)
+
+
+class Unforgetting(Watermark):
+    """Keeps its account where everything is to be forgotten."""
+
+    __slots__ = ()
+
+    def forget(self) -> None:
+        taken = getattr(self, "_taken", set())
+        super().forget()
+        self._taken = taken
 
 
 @dataclass(slots=True)
@@ -183,7 +209,9 @@ class Schedule:
         self.patience = self.dice.choice((0.0, 0.2))  # transactions that stay open
         self.server = 0  # raised by a failover: steps of a transaction of the old server come to nothing
         workers = range(self.dice.choice((1, 2, 3)))
-        self.workers = [Worker(Watermark(world.sweep_every), mortal=world.deaths and i > 0) for i in workers]
+        kept = Unforgetting if world.account_outlives_forget else Watermark
+        kind = RowsCounted if world.rows_counted else kept
+        self.workers = [Worker(kind(world.sweep_every), mortal=world.deaths and i > 0) for i in workers]
         self.others: list[tuple[float, Steps]] = []
 
     def run(self) -> Outcome:
@@ -324,7 +352,7 @@ class Schedule:
 
     def _fail_over(self) -> Steps:
         yield from self._linger(20)
-        standby = self.db.copy()
+        standby = self.db.copy(1 if self.world.drawn_again else 32)
         yield from self._linger(20)
         self.db, self.server = standby, self.server + 1
         for worker in self.workers:
@@ -405,6 +433,7 @@ class Schedule:
         head, xid, snapshot = 0, 0, ""
         paused: frozenset[str] = frozenset()
         taken: dict[Lane, tuple[int, int]] = {}
+        positions: list[int] = []
         for lane, to in worker.over.falls(self.now).items():
             mark.fall(lane, to)
         starts = mark.starts(lanes, self.now)
@@ -424,7 +453,7 @@ class Schedule:
                     xid = db.begin()
                 case "claim":
                     paused = frozenset(db.paused)
-                    yield from self._claim(db, xid, places, n, paused, taken)
+                    yield from self._claim(db, xid, places, n, paused, taken, positions)
             yield
             if self.others and self.dice.random() < 0.2:  # a slow network: much happens between two statements
                 yield from self._linger(12)
@@ -451,7 +480,7 @@ class Schedule:
         reading = self.world.reads(Reading(head, xid, snapshot))
         before = mark._exhausted
         upto = {lane: head if pos is None else min(pos - 1, head) for lane, pos in looked.items()}
-        fetch = Fetch(reading, lanes, limits, opened, taken, n, upto)
+        fetch = Fetch(reading, lanes, limits, opened, taken, n, upto, positions)
         again = mark.fetched(fetch, self.now, 0.001 * len(self.workers))
         if self.world.unasked_stay_exhausted:
             mark._exhausted |= before.difference(lanes)
@@ -469,8 +498,8 @@ class Schedule:
         db, server, mark = self.db, self.server, worker.mark
         [after] = mark.cursors([lane])
         snapshot = db.snapshot()
-        xid, taken = db.begin(), dict[Lane, tuple[int, int]]()
-        yield from self._claim(db, xid, [(lane, after, 2**63, 5)], 5, frozenset(db.paused), taken)
+        xid, taken, positions = db.begin(), dict[Lane, tuple[int, int]](), list[int]()
+        yield from self._claim(db, xid, [(lane, after, 2**63, 5)], 5, frozenset(db.paused), taken, positions)
         if server != self.server:
             mark.forget()
             worker.over.forget()
@@ -487,8 +516,10 @@ class Schedule:
         if self.others and self.dice.random() < self.trouble / 2:
             mark.forget()  # the answer was lost
             worker.over.forget()
+            return True
         if server != self.server:
             return True
+        mark.took(positions)
         if self.world.glance_moves_cursor and taken:
             mark._cursors[lane] = max(after, taken[lane][1])
         return mark.missed(snapshot)
@@ -523,6 +554,7 @@ class Schedule:
         n: int,
         paused: frozenset[str],
         taken: dict[Lane, tuple[int, int]],
+        positions: list[int],
     ) -> Steps:
         """The claim statement: its snapshot, then place by place; others act in between."""
         moment = db.moment
@@ -534,6 +566,7 @@ class Schedule:
             ahead = (row for row in db.rows if row.lane == lane and after < row.pos <= upto)
             for _, row in zip(range(room), (row for row in ahead if db.lock(row, xid, moment)), strict=False):
                 taken[lane] = (taken.get(lane, (0, 0))[0] + 1, row.pos)
+                positions.append(row.pos)
             yield
 
 

@@ -88,6 +88,8 @@ IMPATIENT_SECONDS = 60.0
 SLOW_MOST = 1.6
 # A fetch may see a job this long before the notification of its COMMIT arrives.
 LATE_SECONDS = 0.5
+# The watermark learns the positions of the jobs of a claim if these are so few. A worker with more to do needs none.
+FEW_TAKEN = 50
 
 
 def spaced(wanted: float, poll: float) -> float:
@@ -321,6 +323,7 @@ class Fetcher:
             await asyncio.sleep(0)  # the handlers begin; what is still to do can wait for that
         if passed is not None:
             self.passed_over.read(passed, monotonic())
+        self.watermark.took(_positions_of(jobs))
         due = self.glances.ended(len(jobs), monotonic(), took * self._state.live_workers)
         if rest := self.glances.rest(monotonic()):  # told meanwhile, when it was no rest yet
             self._rest(rest)
@@ -477,7 +480,8 @@ class Fetcher:
         self.refused_rows.claimed(kind, n, room.free, any=bool(claimed.jobs))
         now, fleet_seconds = monotonic(), self._session.took * self._state.live_workers
         looked = claimed.looked if beyond == NO_RANK else {}
-        fetch = Fetch(claimed.reading, asked.lanes, asked.mosts, claimed.scanned, claimed.taken, n, looked)
+        positions = _positions_of(claimed.jobs)
+        fetch = Fetch(claimed.reading, asked.lanes, asked.mosts, claimed.scanned, claimed.taken, n, looked, positions)
         repeat = self.watermark.fetched(fetch, now, fleet_seconds)
         self._has_passed(asked, now)
 
@@ -712,6 +716,11 @@ def _summary(first: Row) -> ClaimSummary:
 def _jobs(rows: Sequence[Row], how: Mapping[str, Any]) -> list[Job]:
     """From the other rows, which are jobs that this claim has taken."""
     return [Job(row, how["claim"]) for row in rows]
+
+
+def _positions_of(jobs: Sequence[Job]) -> Sequence[int]:
+    """Where these jobs were, if they are few."""
+    return [job.pos for job in jobs] if len(jobs) <= FEW_TAKEN else ()
 
 
 def _positions(cursors: Mapping[str, Position]) -> str:

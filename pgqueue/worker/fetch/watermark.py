@@ -35,6 +35,21 @@ By fact 3 a floor depends on nothing but the id. It is the head of the youngest 
 never has a lower floor. So no floor is stored per id: between xmax and w there may be a million of them. The pairs (w,
 h) of the fetches are the steps of a function. Of all ids that have ended only the oldest matters.
 
+**The account.** A snapshot lists the ids of every database of the server. So beside foreign writers an id has ended at
+nearly each fetch, and cursors would fall for nothing. Of the rows that this worker has taken, the watermark keeps the
+positions, at most 1,000 of them. If each position above the oldest ended id's floor, up to the last head, is among
+them, no cursor falls, and nothing was missed:
+
+1. A position is drawn once, and one committed row has it at most. A job that becomes available again draws a new one.
+   So once a row is taken and its claim committed, no row has its position any more.
+2. All rows of ids that have ended since the last fetch lie above that floor: no younger id has a lower one. Those that
+   a cursor has passed lie at or below the last head. By 1, none of these is left. The others are still ahead.
+3. Positions count, rows do not: an older row that is taken meanwhile says nothing of this range. If one position of it
+   was rolled back, blocked for its key, or taken by another worker, it is not among them, and the cursors fall.
+4. Only what a committed claim has answered is among them. After a claim in doubt, a new connection or another server,
+   which may draw a position again, the account is empty (`forget`).
+5. To leave positions out is safe. So a busy worker names none.
+
 **The exceptions**: rows that were visible, that the claim has not taken, and that the cursor has gone by.
 
 - Locked rows. When its lock is rolled back, such a row is behind the cursor. `passed_over` finds it.
@@ -63,6 +78,7 @@ SWEEP_MOST = 3_600.0  # but no later: one slow answer must not cancel the sweep
 SWEEP_SHARE = 100  # and at least this multiple of what one costs the fleet: 1 % of one core for all workers together
 LOOK_AGAIN = 0.010  # seconds; without it one fetch was followed by a chain of 139 (other workers' fetches have ids too)
 MOST_FLOORS = 1_000
+MOST_TAKEN = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,8 @@ class Fetch:
     looked: Mapping[Lane, int] = field(default_factory=dict)
     """Lanes that were not asked, and the position up to which the reading has seen no row of them, in its own
     snapshot."""
+    positions: Collection[int] = ()
+    """Of rows that it has taken, as far as they are worth keeping."""
 
 
 class Watermark:
@@ -106,7 +124,7 @@ class Watermark:
 
     __slots__ = (
         "_cursors", "_exhausted", "_floor_heads", "_floor_xids", "_head", "_in_flight", "_listed", "_look_at", "_owed",
-        "_repeated", "_sweep_due", "_sweep_every", "_swept", "_xid", "_xmax", "_zero_asked",
+        "_repeated", "_sweep_due", "_sweep_every", "_swept", "_taken", "_xid", "_xmax", "_zero_asked",
     )  # fmt: skip
 
     def __init__(self, sweep_every: float = SWEEP_EVERY) -> None:
@@ -123,6 +141,7 @@ class Watermark:
         self._exhausted: set[Lane] = set()
         # The floor of id x is the head beside the last xid below x. Before the first fetch, nothing is known: 0.
         self._floor_xids, self._floor_heads = [-1], [0]
+        self._taken: set[int] = set()  # positions of rows that this worker has taken
         self._repeated = False
         self._look_at = math.inf
         self._zero_asked = True
@@ -170,6 +189,7 @@ class Watermark:
             self.forget()
             return True
         self._in_flight = False
+        self.took(fetch.positions)
         xmax, listed = _parse(reading.snapshot)
         floor = self._lowest_floor_of_ended(reading.head, xmax, listed)
         lowered = [lane for lane, start in self._cursors.items() if start > floor]  # where this claim began
@@ -203,6 +223,13 @@ class Watermark:
         self._remember(reading.head, reading.xid, xmax, listed)
         return self._repeat(bool(lowered), full, now)
 
+    def took(self, positions: Collection[int]) -> None:
+        """A committed claim of this worker has taken the rows at these positions."""
+        if len(self._taken) + len(positions) > MOST_TAKEN:
+            self._taken.clear()
+        if len(positions) <= MOST_TAKEN:
+            self._taken.update(positions)
+
     def idle(self, reading: Reading, paused: frozenset[str], lanes: Sequence[Lane], now: float) -> bool:
         """Whether a probe proves that a fetch of these lanes would find nothing. Stores nothing."""
         return (
@@ -221,8 +248,8 @@ class Watermark:
 
     def missed(self, snapshot: str) -> bool:
         """Whether a claim at the cursors, which had this snapshot, may have left a row below them: an id that the last
-        fetch found in progress had ended."""
-        return self._oldest_ended(*_parse(snapshot)) is not None
+        fetch found in progress had ended, and this worker has not taken all that may be its rows."""
+        return self._lowest_floor_of_ended(self._head, *_parse(snapshot)) < self._head
 
     def exhausted(self, lanes: Collection[Lane]) -> bool:
         """Whether all of these lanes were empty at the last fetch."""
@@ -247,8 +274,17 @@ class Watermark:
         return x if x < min(self._xid, xmax) else None
 
     def _lowest_floor_of_ended(self, head: int, xmax: int, listed: list[int]) -> int:
+        """Where cursors fall to. The head if they need not: none is above it."""
         oldest = self._oldest_ended(xmax, listed)
-        return head if oldest is None else self._floor_heads[self._step(oldest)]  # no cursor is above the head
+        if oldest is None:
+            return head
+        floor = self._floor_heads[self._step(oldest)]
+        return head if self._all_taken(floor) else floor
+
+    def _all_taken(self, floor: int) -> bool:
+        """Whether this worker has taken a row of each position above this floor, up to the last head."""
+        number = self._head - floor
+        return number <= len(self._taken) and self._taken.issuperset(range(floor + 1, self._head + 1))
 
     def _step(self, xid: int) -> int:
         return bisect_left(self._floor_xids, xid) - 1

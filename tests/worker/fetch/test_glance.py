@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -198,6 +199,7 @@ async def test_a_glance_whose_answer_is_lost_is_in_doubt(
     with pytest.raises(psycopg.OperationalError):
         await told(taker)
     assert taker.doubts == 1 and not taker.fetcher.watermark.settled
+    assert not taker.fetcher.watermark._taken
     assert taker.fetcher.asking == ((), 0)
     assert eyes.all("SELECT claim, state FROM pgqueue.job") == [(taker.state.claims.settled, "running")]
 
@@ -403,6 +405,94 @@ async def test_what_a_worker_is_told_is_not_forgotten_if_it_cannot_connect(taker
     with pytest.raises(psycopg.OperationalError):
         await taker.fetcher._step()
     await at_rest_with(taker, ["x"])
+
+
+# Foreign writers -----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def foreign_writers(dsn: str) -> AsyncIterator[Callable[[], None]]:
+    """Six connections that write elsewhere; what is called ends each one's transaction and begins another."""
+    with ExitStack() as stack:
+        writers = [stack.enter_context(psycopg.connect(dsn)) for _ in range(6)]
+
+        def turn() -> None:
+            for writer in writers:
+                writer.commit()
+                writer.execute("SELECT pg_current_xact_id()")
+
+        turn()
+        yield turn
+
+
+@pytest.mark.promise("F256")
+@pytest.mark.parametrize("how", ["a glance", "a wake"])
+async def test_foreign_writers_cause_no_fetches(taker: Taker, eyes: Eyes, dsn: str, how: str) -> None:
+    """Each id that ended caused one, and at each fetch there was one: 120 fetches."""
+    async with foreign_writers(dsn) as turn:
+        turn()
+        taker.fetcher.wake()
+        await at_rest(taker)
+        before, found = taker.fetcher.fetches, 0
+        for _ in range(60):
+            turn()
+            put(eyes, "x")
+            if how == "a glance":
+                taker.fetcher.told("default", 11)
+                await taker.fetcher._step()
+            else:
+                taker.fetcher.wake()
+            while taker.fetcher.hungry(taker.queues):
+                await taker.fetcher._step()
+            found += len(taker.jobs)
+            taker.jobs.clear()
+        assert found == 60
+        fetches = taker.fetcher.fetches - before
+        assert fetches == 60 if how == "a wake" else fetches <= 3
+
+
+@pytest.mark.promise("F256")
+async def test_beside_foreign_writers_a_job_of_another_position_is_found(taker: Taker, eyes: Eyes, dsn: str) -> None:
+    """Its transaction was open when the cursor went by, and this worker has taken each position but that one."""
+    async with foreign_writers(dsn) as turn:
+        with psycopg.connect(dsn) as early:
+            put(eyes, "y")
+            early.execute("INSERT INTO pgqueue.job (task) VALUES ('x')")
+            for _ in range(3):
+                turn()
+                put(eyes, "y")
+                taker.fetcher.wake()
+                await at_rest(taker)
+        put(eyes, "y")
+        assert await told(taker) == ["y"]
+        await at_rest_with(taker, ["x"])
+
+
+@pytest.mark.promise("F256")
+@pytest.mark.parametrize(("number", "known"), [(1, 1), (49, 49), (50, 50), (51, 0), (500, 0)])
+async def test_a_busy_worker_keeps_no_account(taker: Taker, eyes: Eyes, number: int, known: int) -> None:
+    put(eyes, "x", number=number)
+    taker.fetcher.wake()
+    await at_rest(taker)
+    assert len(taker.fetcher.watermark._taken) == known
+    put(eyes, "x", number=number)
+    await told(taker)
+    assert len(taker.jobs) == number
+    assert len(taker.fetcher.watermark._taken) == 2 * known
+
+
+@pytest.mark.promise("F256")
+async def test_a_row_that_was_blocked_for_its_key_is_not_accounted_for(taker: Taker, eyes: Eyes) -> None:
+    """A claim does not say where it was. So where it was is looked at again, and nothing is assumed."""
+    eyes.do("INSERT INTO pgqueue.job (task, lock_key) VALUES ('x', 'k'), ('x', 'k'), ('y', 'other')")
+    positions = dict(eyes.all("SELECT id, pos FROM pgqueue.job"))
+    taker.fetcher.keyed_claim.left = 1  # the claim locks keys ahead, as after one that met jobs with keys
+    taker.fetcher.wake()
+    while taker.fetcher.hungry(taker.queues):
+        await taker.fetcher._step()
+    jobs = [job.id for job in taker.jobs]
+    assert len(jobs) == 2 and eyes.states() == {"running": 2, "blocked": 1}
+    assert taker.fetcher.watermark._taken == {positions[job] for job in jobs}
 
 
 # What is told --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,16 @@ from simulator import POLL, Schedule, World, first_stranding_seed, stranding_see
 
 from pgqueue.jobs.job import Lane
 from pgqueue.worker.fetch.passed_over import ASK_MOST, READ_EVERY
-from pgqueue.worker.fetch.watermark import LOOK_AGAIN, MOST_FLOORS, SWEEP_EVERY, SWEEP_MOST, Fetch, Reading, Watermark
+from pgqueue.worker.fetch.watermark import (
+    LOOK_AGAIN,
+    MOST_FLOORS,
+    MOST_TAKEN,
+    SWEEP_EVERY,
+    SWEEP_MOST,
+    Fetch,
+    Reading,
+    Watermark,
+)
 
 A: Lane = ("a", 11, False)
 B: Lane = ("b", 11, False)
@@ -44,6 +53,7 @@ def blind_above_xmax(reading: Reading) -> Reading:
 EXACT = {
     "nobody dies": World(),
     "failovers": World(rewinds=True),
+    "failovers, and positions drawn again": World(kinds=True, rewinds=True, drawn_again=True),
     "one kind of jobs at a time": World(kinds=True),
     "claimers that die": World(deaths=True),
     "cancels undone": World(cancels=True),
@@ -65,6 +75,9 @@ NAIVE = {
     "cancels undone, and what was passed is not read again": World(cancels=True, passed_forgotten=True),
     "a remembered position that is asked for once only": World(cancels=True, deaths=True, read_once=True),
     "paused lanes of the other kind taken as empty": World(kinds=True, paused_is_empty=True),
+    "rows that were taken are counted": World(rows_counted=True),
+    "rows that were taken are counted, also by glances": World(glances=True, rows_counted=True),
+    "an account that nothing empties": World(kinds=True, rewinds=True, drawn_again=True, account_outlives_forget=True),
     "a glance that moves its cursor": World(glances=True, glance_moves_cursor=True),
     "lanes that were not asked taken as exhausted at a later head": World(kinds=True, unasked_stay_exhausted=True),
 }
@@ -148,12 +161,13 @@ class Fetcher:
         seconds: float = 0.0,
         workers: int = 1,
         looked: Mapping[Lane, int] | None = None,
+        positions: Collection[int] = (),
     ) -> bool:
         self.mark.starts(lanes, self.now)
         self.xid += 100
         opened = [lane for lane in lanes if lane not in shut]
         reading = Reading(head, self.xid, snapshot(xmax or self.xid, listed))
-        fetch = Fetch(reading, lanes, limits or [n] * len(lanes), opened, taken or {}, n, looked or {})
+        fetch = Fetch(reading, lanes, limits or [n] * len(lanes), opened, taken or {}, n, looked or {}, positions)
         return self.mark.fetched(fetch, self.now, seconds * workers)
 
     def starts(self, *lanes: Lane) -> list[int]:
@@ -428,6 +442,97 @@ def test_a_probe_does_not_let_skip_when_an_id_with_a_floor_has_ended(fetcher: Fe
 def test_a_probe_does_not_let_skip_what_was_lowered_and_not_yet_looked_at(falling: Fetcher) -> None:
     falling.fetch(50)
     assert not falling.idle(50)
+
+
+# The account: where each position was taken, nothing is left
+
+
+def ended(fetcher: Fetcher, head: int) -> tuple[bool, int]:
+    """What a fetch at this head does if 150 has ended: whether it is to be repeated, and where the next one begins."""
+    assert fetcher.mark.missed(snapshot(fetcher.xid + 1, [])) is not fetcher.idle(head)
+    return fetcher.fetch(head), fetcher.starts()[0]
+
+
+@pytest.mark.promise("F256")
+@pytest.mark.parametrize(
+    ("positions", "left"),
+    [
+        ([11, 12, 13], False),
+        ([9, 10, 13, 12, 11], False),
+        ([11, 12], True),
+        ([11, 13], True),
+        ([12, 13], True),
+        ([10, 11, 12], True),
+        ([12, 13, 14], True),
+        ([], True),
+    ],
+)
+def test_no_cursor_falls_where_this_worker_took_each_position(
+    fetcher: Fetcher, positions: list[int], left: bool
+) -> None:
+    fetcher.fetch(10)
+    fetcher.fetch(13, listed=[150], positions=positions)
+    assert not fetcher.mark.missed(snapshot(fetcher.xid + 1, [150]))
+    assert ended(fetcher, 13) == ((True, 10) if left else (False, 13))
+
+
+@pytest.mark.promise("F256")
+def test_what_a_glance_took_counts_and_what_lies_above_the_head_need_not(fetcher: Fetcher) -> None:
+    fetcher.fetch(10)
+    fetcher.mark.took([11])
+    fetcher.fetch(12, listed=[150], positions=[12])
+    fetcher.mark.took([13])
+    assert not fetcher.mark.missed(snapshot(fetcher.xid + 1, []))
+    assert not fetcher.idle(13), "who drew 13 might have drawn more"
+    assert fetcher.fetch(20) is False
+    assert fetcher.starts() == [20]
+
+
+@pytest.mark.promise("F256")
+def test_an_id_that_has_drawn_nothing_causes_nothing(fetcher: Fetcher) -> None:
+    fetcher.fetch(10)
+    fetcher.fetch(10, listed=[150])
+    assert ended(fetcher, 10) == (False, 10)
+
+
+@pytest.mark.promise("F256")
+def test_the_oldest_id_that_ended_decides(fetcher: Fetcher) -> None:
+    fetcher.fetch(10)
+    fetcher.fetch(20, listed=[150])
+    fetcher.fetch(21, listed=[150, 250], positions=[21])
+    assert fetcher.fetch(21, listed=[150], positions=[]) is False
+    assert fetcher.starts() == [21]
+    assert ended(fetcher, 21) == (True, 10)
+
+
+@pytest.mark.promise("F256")
+@pytest.mark.parametrize("how", ["forgotten", "another server", "an answer that came too late"])
+def test_the_account_is_empty_after_any_doubt(fetcher: Fetcher, how: str) -> None:
+    fetcher.fetch(10)
+    fetcher.mark.took([11, 12, 13])
+    if how == "forgotten":
+        fetcher.mark.forget()
+    elif how == "another server":
+        fetcher.fetch(9, positions=[11, 12, 13])
+    else:
+        fetcher.mark.starts([A], 0.0)
+        fetcher.mark.forget()
+        reading = Reading(13, fetcher.xid + 1, "200:200:")
+        fetcher.mark.fetched(Fetch(reading, [A], [10], [A], {}, 10, {}, [11, 12, 13]), 0.0)
+    fetcher.fetch(10)
+    between = fetcher.xid + 50
+    fetcher.fetch(13, listed=[between])
+    assert ended(fetcher, 13) == (True, 10)
+
+
+@pytest.mark.promise("F256")
+def test_the_account_has_a_thousand_positions_at_most(fetcher: Fetcher) -> None:
+    for pos in range(1, 3 * MOST_TAKEN):
+        fetcher.mark.took([pos])
+        assert 0 < len(fetcher.mark._taken) <= MOST_TAKEN
+        assert pos in fetcher.mark._taken
+    fetcher.mark.took(range(MOST_TAKEN + 1))
+    assert not fetcher.mark._taken
 
 
 # Rule 7: forgetting
