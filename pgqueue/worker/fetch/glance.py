@@ -11,7 +11,8 @@ neither: its notification names the queue, and carries the rank. A glance is one
 1. It moves no cursor and remembers nothing. A row that it takes is gone. A row that it leaves is ahead as before.
 2. A row at or below the cursor belongs to an id that the last fetch found in progress, or is an exception of the
    watermark, which has a way back of its own. The glance answers the snapshot of its claim. If such an id has ended by
-   then (`Watermark.missed`), a fetch follows. If it ends later, the next glance, poll or wake sees that.
+   then, a fetch follows, unless this worker has taken all that may be its rows (`Watermark.missed`). If it ends later,
+   the next glance, poll or wake sees that.
 3. It comes only where nothing else may wait: no queue with room may have more jobs, exactly one lane was told, no start
    at zero is asked for, no row of plain jobs was refused, and the connection is the one that the cursors belong to.
    Otherwise the notification is a wake, as any other.
