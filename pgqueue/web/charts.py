@@ -85,10 +85,14 @@ def stacked(given: Sequence[Step], kinds: Sequence[str]) -> Chart:
     return Chart(top, tuple(bars))
 
 
-def line(given: Sequence[Step], value: Callable[[Step], float | None]) -> Chart:
-    """A line over the steps that have a value; the line has a gap where one has none. A step is as wide as a bar."""
+def line(given: Sequence[Step], value: Callable[[Step], float | None], least: float = 0) -> Chart:
+    """A line over the steps that have a value; the line has a gap where one has none. A step is as wide as a bar.
+
+    The upper edge is the largest value, and not below `least`: so small numbers are not drawn as large ones.
+    """
     values = [value(step) for step in given]
-    top = max((each for each in values if each is not None), default=0) or 1
+    top = max((each for each in values if each is not None), default=0)
+    top = max(top, least) or 1
     width, pieces, piece = WIDTH / max(1, len(given)), list[str](), list[str]()
     for place, each in enumerate([*values, None]):
         if each is not None:

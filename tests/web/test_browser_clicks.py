@@ -176,7 +176,7 @@ def test_to_find_the_job_of_a_customer_takes_one_click(hand: Hand) -> None:
 @pytest.mark.promise("F300")
 def test_to_retry_three_chosen_jobs_takes_five_clicks(hand: Hand, shop: str) -> None:
     page = hand.page
-    hand.click(page.locator(".tiles").get_by_role("link", name="failed"))
+    hand.click(page.locator(".states").get_by_role("link", name="failed"))
     boxes = page.get_by_role("checkbox", name="Choose job")
     chosen = [int(boxes.nth(n).input_value()) for n in (0, 2, 3)]
     hand.click(*(boxes.nth(n) for n in (0, 2, 3)))

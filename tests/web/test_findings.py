@@ -94,7 +94,7 @@ async def test_the_overview_begins_with_what_is_wrong(dsn: str, conn: psycopg.Co
         page = (await browser.get("/")).text
         main = page.partition("<main")[2]
         assert main.index("<h1>One thing needs you</h1>") < main.index("in queue mail, which no live worker serves")
-        assert main.index("which no live worker serves") < main.index('class="tiles"')
+        assert main.index("which no live worker serves") < main.index('class="figures"')
         assert "for 12 min</time>" in main
         [link] = re.findall(r'<a href="([^"]*)">Look at the jobs</a>', main)
         listed = await browser.get(link.replace("&amp;", "&"), headers={"accept": "application/json"})

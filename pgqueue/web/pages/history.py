@@ -59,7 +59,7 @@ async def history(asked: Asked) -> Page:
     shown = {
         "ended": charts.stacked(given, ENDED),
         "waits": charts.line(given, _wait),
-        "waiting": charts.line(given, _waiting) if task is None else None,
+        "waiting": charts.line(given, waiting) if task is None else None,
         "oldest": charts.line(given, lambda step: step.most("oldest")) if task is None else None,
     }
     more = {"first": first, "step_seconds": length.total_seconds(), "charts": plain(shown)}
@@ -90,18 +90,19 @@ def begin(at: datetime, length: timedelta) -> datetime:
     return EPOCH + (at - EPOCH) // length * length
 
 
-def _wait(step: Step) -> float | None:
-    return histogram.quantile(step.merged("wait"), 0.95) if step.rows else None
-
-
-def _waiting(step: Step) -> float | None:
+def waiting(step: Step) -> float | None:
+    """How many jobs were available or blocked at most; None if nothing was measured."""
     available, blocked = step.most("available"), step.most("blocked")
     return None if available is None or blocked is None else available + blocked
 
 
+def _wait(step: Step) -> float | None:
+    return histogram.quantile(step.merged("wait"), 0.95) if step.rows else None
+
+
 def _item(step: Step) -> dict[str, Any]:
     counted = {name: step.sum(name) for name in ("started", "completed", "failed", "retried")}
-    measured = {"wait_p95": _wait(step), "waiting": _waiting(step), "oldest": step.most("oldest")}
+    measured = {"wait_p95": _wait(step), "waiting": waiting(step), "oldest": step.most("oldest")}
     return {"at": step.at} | counted | measured
 
 

@@ -17,6 +17,7 @@ from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.queries import astanding
 from pgqueue.web.charts import HEIGHT, WIDTH
+from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.page import Asked, Page, plain
@@ -47,6 +48,7 @@ async def overview(asked: Asked) -> Page:
     now = datetime.fromtimestamp(known.now, UTC) if status is None else status.at
     hour = None if history is None else _hour(history)
     findings = None if diagnosis is None else diagnosis.findings
+    may_retry = {"bulk", "retry"} <= set(asked.rights)
     return Page(
         "overview.html",
         plain(states),
@@ -56,6 +58,7 @@ async def overview(asked: Asked) -> Page:
             "live_workers": None if status is None else sum(worker.state != "dead" for worker in status.workers),
             "oldest": _oldest(known, "oldest"),
             "longest_blocked": _oldest(known, "longest_blocked"),
+            "figures": figures(None if numbers is None else status, history, now),
             "findings": None if findings is None else [told(each, now) for each in findings],
             "causes": None if causes is None else [_cause(each, asked.redaction) for each in causes],
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
@@ -64,7 +67,12 @@ async def overview(asked: Asked) -> Page:
             "charts": plain(last_hour(history)) if history else None,
             "problems": [_said(problem) for problem in problems],
         },
-        {"box": (WIDTH, HEIGHT), "now": now, "may_retry": {"bulk", "retry"} <= set(asked.rights)},
+        {
+            "box": (WIDTH, HEIGHT),
+            "now": now,
+            "figure_queries": QUERIES,
+            "may_retry": may_retry,
+        },
     )
 
 

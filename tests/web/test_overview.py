@@ -1,0 +1,95 @@
+"""The parts of the overview: figures, why jobs wait, queues, what runs longest. In HTML and in JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from dashboards import reading
+
+from pgqueue.admin.history import HistoryRow
+from pgqueue.web import charts
+from pgqueue.web.pages.figures import STEPS, figures
+
+JSON = {"accept": "application/json"}
+NOW = datetime(2026, 12, 24, 18, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+COUNTS = ("started", "completed", "failed", "retried", "snoozed", "cancelled", "expired", "skipped", "interrupted")
+
+Conn = psycopg.Connection[Any]
+
+
+def row(ago: int, counted: int | None = 0, **numbers: Any) -> HistoryRow:
+    """A minute, so many minutes ago."""
+    base: dict[str, Any] = dict.fromkeys((*COUNTS, "rescued", "wait_seconds", "run_seconds"), counted)
+    return HistoryRow(at=NOW - ago * MINUTE, queue=None, task=None, **base | {"wait": (), "run": ()} | numbers)
+
+
+def heights(line: dict[str, Any]) -> list[float]:
+    """The height of each step that is drawn, as a share of the chart."""
+    points = " ".join(line["lines"]).split()
+    return [round(1 - float(each.partition(",")[2]) / charts.HEIGHT, 3) for each in points[::2]]
+
+
+@pytest.mark.promise("F345")
+@pytest.mark.parametrize(
+    ("numbers", "top", "drawn"),
+    [
+        ((3, 0, 1), 20, [0.15, 0.0, 0.05]),
+        ((20, 19, 0), 20, [1.0, 0.95, 0.0]),
+        ((21, 0, 0), 21, [1.0, 0.0, 0.0]),
+        ((1_000_000, 500_000, 0), 1_000_000, [1.0, 0.5, 0.0]),
+    ],
+)
+def test_a_line_starts_at_0_and_small_numbers_stay_small(
+    numbers: tuple[int, ...], top: float, drawn: list[float]
+) -> None:
+    rows = [row(20 - 2 * place, available=each, blocked=0) for place, each in enumerate(numbers)]
+    found = {each["name"]: each for each in figures(None, rows, NOW)}
+    assert set(found) == {"failed", "completed"}, "without the status it is not said what waits and runs"
+    rows = [row(20 - 2 * place, failed=each) for place, each in enumerate(numbers)]
+    line = figures(None, rows, NOW)[0]["line"]
+    assert line["top"] == top
+    at = STEPS - 11
+    assert heights(line)[at : at + 3] == drawn
+
+
+@pytest.mark.promise("F345")
+def test_minutes_that_are_not_counted_are_a_gap_and_not_0() -> None:
+    failed, completed = figures(None, [row(10, completed=4), row(1, None), row(0, None)], NOW)
+    assert completed["jobs"] == {"n": 4, "exact": True} and failed["jobs"]["n"] == 0
+    drawn = heights(completed["line"])
+    assert len(drawn) == STEPS - 2, "of the last two steps not all minutes are counted"
+    assert drawn.count(0) == STEPS - 3
+    failed, completed = figures(None, None, NOW)
+    assert (failed["jobs"], completed["jobs"], completed["line"]) == (None, None, None), "not known is not 0"
+    failed, completed = figures(None, [], NOW)
+    assert (failed["jobs"]["n"], failed["line"]) == (0, None)
+
+
+@pytest.mark.promise("F345")
+async def test_four_figures_and_all_states_lead_to_their_jobs(shop: str) -> None:
+    async with reading(shop) as browser:
+        found = (await browser.get("/", headers=JSON)).json()
+        said = {each["name"]: each for each in found["figures"]}
+        assert list(said) == ["waiting", "running", "failed", "completed"]
+        assert (said["waiting"]["jobs"]["n"], said["running"]["jobs"]["n"]) == (43, 3)
+        assert (said["running"]["slots"], said["running"]["workers"]) == (30, 3)
+        assert said["failed"]["jobs"]["n"] == found["hour"]["failed"] > 0
+        assert said["completed"]["jobs"]["n"] == found["hour"]["completed"] > 1_000
+        assert said["waiting"]["line"]["top"] >= 80 and said["running"]["line"]["top"] == 20
+        page = (await browser.get("/")).text
+        main = page.partition("<main")[2]
+        for text in (
+            "of 30 slots, 3 workers",
+            "attempts to be made again",
+            'href="/jobs?state=available&amp;state=blocked"',
+        ):
+            assert text in main, text
+        assert main.count('class="spark"') == 4 and 'style="' not in page and 'class="tiles"' not in page
+        assert main.index('class="figures"') < main.index('class="states"') < main.index("<h2>What fails</h2>")
+        for state in ("scheduled", "completed", "failed", "cancelled", "skipped"):
+            assert f'<a href="/jobs?state={state}"><span class="state state-{state}">' in main
+        assert len(page.encode()) <= 60_000
