@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from dashboards import reading
 
 from pgqueue.admin.history import HistoryRow
 from pgqueue.web import charts
+from pgqueue.web.pages import waits
 from pgqueue.web.pages.figures import STEPS, figures
 
 JSON = {"accept": "application/json"}
@@ -93,3 +95,75 @@ async def test_four_figures_and_all_states_lead_to_their_jobs(shop: str) -> None
         for state in ("scheduled", "completed", "failed", "cancelled", "skipped"):
             assert f'<a href="/jobs?state={state}"><span class="state state-{state}">' in main
         assert len(page.encode()) <= 60_000
+
+
+WAITING = """
+INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at)
+VALUES ('1 hour', 1, 5, 'here', '1', '{mail,slow,held}', '{t,u}', 'running', now());
+INSERT INTO pgqueue.job (task, queue) SELECT 't', queue FROM (VALUES ('mail', 9), ('slow', 3), ('held', 2), ('gone', 1))
+    AS of (queue, n), generate_series(1, n);
+INSERT INTO pgqueue.job (task, queue) VALUES ('u', 'mail'), ('nothing', 'slow');
+INSERT INTO pgqueue.job (task, queue, state, run_at, attempt, max_attempts)
+    SELECT 't', 'mail', 'scheduled', now() + interval '1 hour', n, 5 FROM generate_series(0, 1) AS n;
+INSERT INTO pgqueue.job_blocked (state, task, queue, lock_key, limit_key, rate_key, key) VALUES
+    ('blocked', 't', 'mail', 'a', NULL, NULL, 'lock:a'), ('blocked', 't', 'slow', NULL, 'b', NULL, 'limit:b'),
+    ('blocked', 't', 'mail', NULL, NULL, 'c', 'rate:c');
+INSERT INTO pgqueue.queue (name, paused_at, paused_by) VALUES ('held', now() - interval '55 minutes', 'ann');
+INSERT INTO pgqueue.paused_task (name) VALUES ('u');
+"""
+
+
+@pytest.mark.promise("F346")
+async def test_each_reason_why_jobs_wait_leads_to_what_holds_them(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "MOST", 20)
+    conn.execute(WAITING.encode())
+    conn.commit()
+    async with reading(dsn) as browser:
+        found = (await browser.get("/", headers=JSON)).json()
+        said = {each["reason"]: each for each in found["waits"]}
+        assert {reason: each["jobs"]["n"] for reason, each in said.items()} == {
+            "paused": 2, "lock": 1, "limit": 1, "rate": 1, "unserved": 1, "unknown": 1, "task_paused": 1, "retry": 1,
+            "slot": 12, "time": 1,
+        }  # fmt: skip
+        assert [each["reason"] for each in found["waits"]][-2:] == ["slot", "time"], "what is usual is last"
+        assert (said["slot"]["queues"], said["slot"]["more_queues"]) == (["mail", "slow"], 0)
+        assert (said["paused"]["queue"], said["paused"]["paused_by"], found["more_waits"]) == ("held", "ann", 0)
+        page = (await browser.get("/")).text.partition("<h2>Why jobs wait</h2>")[2].partition("</ul>")[0]
+        links = re.findall(r'<li><p><a href="([^"]*)">([^<]*)</a>', page)
+        assert {text: link.replace("&amp;", "&") for link, text in links} == {
+            "queue held is paused": "/queue?name=held",
+            "no live worker serves queue gone": "/queue?name=gone",
+            "task u is paused": "/task?name=u",
+            "no live worker of queue slow knows task nothing": "/jobs?queue=slow&state=available&task=nothing",
+            "another job has their lock": "/limits#locks",
+            "their limit is full": "/limits#limits",
+            "their rate lets no more start yet": "/limits#rates",
+            "another attempt is due later": "/jobs?state=retrying",
+            "they wait for a free slot": "/jobs?state=available",
+            "their time has not come": "/jobs?state=scheduled",
+        }
+        for link, _ in links:
+            assert (await browser.get(link.replace("&amp;", "&"))).status_code == 200, link
+        assert "by ann, " in page and "for 55 min" in page and '/queue?name=mail">mail</a>' in page
+        limits = (await browser.get("/limits")).text
+        assert all(f'<h2 id="{name}">' in limits for name in ("locks", "limits", "rates"))
+        monkeypatch.setattr(waits, "MOST", 3)
+        found = (await browser.get("/", headers=JSON)).json()
+        assert (len(found["waits"]), found["more_waits"]) == (3, 7)
+        assert "7 more reasons</a>" in (await browser.get("/")).text
+    hidden = {"redact_with": lambda path, value: "-" if path == ("waits", "task") and value else value}
+    async with reading(dsn, **hidden) as browser:
+        assert "task u is paused" not in (await browser.get("/")).text
+
+
+@pytest.mark.promise("F346")
+async def test_if_all_is_well_the_page_does_not_say_why_jobs_wait(dsn: str, conn: Conn) -> None:
+    async with reading(dsn) as browser:
+        conn.execute(WAITING.partition("INSERT INTO pgqueue.job (task")[0].encode())
+        conn.execute("INSERT INTO pgqueue.job (task, queue) VALUES ('t', 'mail')")
+        conn.commit()
+        page = (await browser.get("/")).text
+        assert "<h1>All is well</h1>" in page and "Why jobs wait" not in page
+        assert (await browser.get("/", headers=JSON)).json()["waits"][0]["reason"] == "slot"

@@ -21,6 +21,7 @@ from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.waits import waits
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import HIDDEN, Redaction
 
@@ -48,6 +49,7 @@ async def overview(asked: Asked) -> Page:
     now = datetime.fromtimestamp(known.now, UTC) if status is None else status.at
     hour = None if history is None else _hour(history)
     findings = None if diagnosis is None else diagnosis.findings
+    waiting, more_waits = waits(known)
     may_retry = {"bulk", "retry"} <= set(asked.rights)
     return Page(
         "overview.html",
@@ -61,6 +63,8 @@ async def overview(asked: Asked) -> Page:
             "figures": figures(None if numbers is None else status, history, now),
             "findings": None if findings is None else [told(each, now) for each in findings],
             "causes": None if causes is None else [_cause(each, asked.redaction) for each in causes],
+            "waits": waiting,
+            "more_waits": more_waits,
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": hour,
