@@ -9,6 +9,7 @@ no worker is not there: jobs that `pgqueue.testing` ran.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -129,6 +130,32 @@ def history(
 
 ahistory = twin(history)
 """`history` for async connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class DepthRow:
+    """How many jobs of a queue were available or blocked in the minute `at`."""
+
+    queue: str
+    at: datetime
+    waiting: int
+
+
+@asks
+def depths(conn: object, queues: Sequence[str], since: datetime) -> Statement[list[DepthRow]]:
+    """Return how many jobs of these queues waited, by minute from `since` on, where it was measured.
+
+    It is what `history` says of one queue after the other, in one statement and without what happened.
+    """
+
+    def read(rows: list[Row]) -> list[DepthRow]:
+        return [DepthRow(queue, shown.at(at), waiting) for queue, at, waiting in json.loads(rows[0][0])]
+
+    return named("history_depths", read, queues=list(queues), since=check_moment(since, "since"))
+
+
+adepths = twin(depths)
+"""`depths` for async connections."""
 
 
 def _read(rows: list[Row]) -> list[HistoryRow]:

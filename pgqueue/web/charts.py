@@ -86,14 +86,16 @@ def stacked(given: Sequence[Step], kinds: Sequence[str]) -> Chart:
 
 
 def line(given: Sequence[Step], value: Callable[[Step], float | None], least: float = 0) -> Chart:
-    """A line over the steps that have a value; the line has a gap where one has none. A step is as wide as a bar.
+    """A line over the steps that have a value; the line has a gap where one has none. A step is as wide as a bar."""
+    return line_of([value(step) for step in given], least)
 
-    The upper edge is the largest value, and not below `least`: so small numbers are not drawn as large ones.
-    """
-    values = [value(step) for step in given]
+
+def line_of(values: Sequence[float | None], least: float = 0) -> Chart:
+    """A line over these values of steps. Its upper edge is the largest one, and not below `least`: so small numbers are
+    not drawn as large ones."""
     top = max((each for each in values if each is not None), default=0)
     top = max(top, least) or 1
-    width, pieces, piece = WIDTH / max(1, len(given)), list[str](), list[str]()
+    width, pieces, piece = WIDTH / max(1, len(values)), list[str](), list[str]()
     for place, each in enumerate([*values, None]):
         if each is not None:
             y = _short(HEIGHT - each / top * HEIGHT)

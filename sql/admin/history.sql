@@ -35,3 +35,14 @@ WITH asked AS MATERIALIZED (
     SELECT m.at, m.queue, m.state, m.n, m.oldest FROM asked AS m WHERE m.state IS NOT NULL
 ), {{history_summed}}, {{history_deep}}
 {{history_answer}};
+
+-- name: history_depths
+-- How many jobs of each of these queues were available or blocked, by minute from `since` on, as the leading worker has measured it. As JSON: [queue, time, jobs], in order.
+SELECT coalesce(json_agg(json_build_array(d.queue, extract(epoch FROM d.at)::float8, d.n) ORDER BY d.queue, d.at), '[]')::text
+FROM (
+    SELECT e.queue, e.at, coalesce(sum(e.n) FILTER (WHERE e.state IN ('available', 'blocked')), 0)::bigint AS n
+    FROM (SELECT m.queue, m.at, m.state, max(m.n) AS n FROM pgqueue.history_minute m
+          WHERE m.at >= %(since)s::text::timestamptz AND m.state IS NOT NULL AND m.queue = ANY (%(queues)s::text[])
+          GROUP BY m.queue, m.at, m.state) AS e
+    GROUP BY e.queue, e.at
+) AS d;

@@ -90,7 +90,11 @@ async def test_four_figures_and_all_states_lead_to_their_jobs(shop: str) -> None
             'href="/jobs?state=available&amp;state=blocked"',
         ):
             assert text in main, text
-        assert main.count('class="spark"') == 4 and 'style="' not in page and 'class="tiles"' not in page
+        assert (
+            main.partition('class="states"')[0].count('class="spark"') == 4
+            and 'style="' not in page
+            and 'class="tiles"' not in page
+        )
         assert main.index('class="figures"') < main.index('class="states"') < main.index("<h2>What fails</h2>")
         for state in ("scheduled", "completed", "failed", "cancelled", "skipped"):
             assert f'<a href="/jobs?state={state}"><span class="state state-{state}">' in main
@@ -167,3 +171,74 @@ async def test_if_all_is_well_the_page_does_not_say_why_jobs_wait(dsn: str, conn
         page = (await browser.get("/")).text
         assert "<h1>All is well</h1>" in page and "Why jobs wait" not in page
         assert (await browser.get("/", headers=JSON)).json()["waits"][0]["reason"] == "slot"
+
+
+QUEUES = """
+INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at)
+VALUES ('1 hour', 1, 5, 'here', '1', '{busy,calm,late,held,idle}', '{t}', 'running', now());
+INSERT INTO pgqueue.job (task, queue, enqueued_at) SELECT 't', queue, now() - age::interval
+    FROM (VALUES ('busy', 9, '3 s'), ('calm', 2, '1 s'), ('late', 1, '12 min'), ('held', 3, '1 h'), ('gone', 1, '5 s'))
+    AS of (queue, n, age), generate_series(1, n);
+INSERT INTO pgqueue.queue (name, paused_at, paused_by) VALUES ('held', now() - interval '55 minutes', 'ann');
+INSERT INTO pgqueue.history_minute (at, bin, queue, task, state, n, exact)
+    SELECT date_trunc('minute', now()) - make_interval(mins => g), bin, queue, '', state, greatest(0, n + slope * g),
+        true
+    FROM pgqueue.ring, (VALUES ('busy', 'available', 100, -10), ('busy', 'blocked', 5, 0), ('late', 'available', 1, 3),
+                               ('calm', 'available', 2, 0)) AS of (queue, state, n, slope), generate_series(0, 9) AS g
+    WHERE kind = 'minute';
+"""
+
+
+@pytest.mark.promise("F347")
+async def test_queues_in_need_come_first_and_each_says_whether_it_rises(dsn: str, conn: Conn) -> None:
+    conn.execute(QUEUES.encode())
+    conn.commit()
+    async with reading(dsn) as browser:
+        found = (await browser.get("/", headers=JSON)).json()["queues"]
+        assert [(each["queue"], each["need"], each["waiting"]["n"]) for each in found] == [
+            ("gone", "no worker", 1), ("late", "behind", 1), ("held", "paused", 3), ("busy", None, 9),
+            ("calm", None, 2), ("idle", None, 0),
+        ]  # fmt: skip
+        trends = {each["queue"]: each["trend"] for each in found}
+        assert trends == {
+            "gone": None, "held": None, "idle": None,
+            "busy": pytest.approx(10), "late": pytest.approx(-3), "calm": pytest.approx(0),
+        }  # fmt: skip
+        for name in ("busy", "late", "calm", "gone"):
+            [item] = (await browser.get(f"/queue?name={name}", headers=JSON)).json()["items"]
+            assert item["trend"] == trends[name], "the page of the queue says the same"
+        lines = {each["queue"]: each["line"] for each in found}
+        assert lines["busy"]["top"] == 105 and lines["calm"]["top"] == 20 and lines["gone"] is None
+        page = (await browser.get("/")).text.partition("<h2>Queues</h2>")[2].partition("</table>")[0]
+        for text in ("rising by 10 a minute", "falling by 3 a minute", ">steady<", "not measured yet", "no worker"):
+            assert text in page, text
+        assert "paused</span> by ann" in page and 'href="/queue?name=busy">busy</a>' in page
+        conn.execute("DELETE FROM pgqueue.queue; DELETE FROM pgqueue.job WHERE queue IN ('gone', 'late', 'held')")
+        conn.commit()
+        page = (await browser.get("/")).text
+        assert "<h1>All is well</h1>" in page and ">busy</a>" in page
+        assert '<th role="columnheader" scope="col">State</th>' not in page, "all would say the same"
+
+
+@pytest.mark.promise("F347")
+async def test_of_many_queues_with_long_names_the_first_are_shown(dsn: str, conn: Conn) -> None:
+    conn.execute(
+        "INSERT INTO pgqueue.job (task, queue) SELECT repeat('t', 60) || n, n || repeat('q', 38) "
+        "FROM generate_series(1, 40) AS n"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.history_minute (at, bin, queue, task, state, n, exact) "
+        "SELECT date_trunc('minute', now()) - make_interval(mins => g), bin, n || repeat('q', 38), '', 'available', "
+        "n * g, true FROM pgqueue.ring, "
+        "generate_series(1, 40) AS n, generate_series(0, 59) AS g WHERE kind = 'minute'"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, failed, retried, wait) "
+        "SELECT date_trunc('minute', now()) - make_interval(mins => g), bin, 'q', 't', 99999, 88888, 7777 + g, 666, "
+        "ARRAY[g, 99999] FROM pgqueue.ring, generate_series(3, 59) AS g WHERE kind = 'minute'"
+    )
+    conn.commit()
+    async with reading(dsn) as browser:
+        page = await browser.get("/")
+        assert len(page.content) <= 60_000
+        assert len((await browser.get("/", headers=JSON)).json()["queues"]) == 8

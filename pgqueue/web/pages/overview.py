@@ -14,13 +14,15 @@ from typing import Any
 from pgqueue.admin.depth import Measured, QueueInfo, ameasured, queue_list
 from pgqueue.admin.doctor import adiagnosis
 from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
-from pgqueue.admin.history import HistoryRow, ahistory
+from pgqueue.admin.history import DepthRow, HistoryRow, adepths, ahistory
 from pgqueue.admin.queries import astanding
 from pgqueue.web.charts import HEIGHT, WIDTH
 from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.queue import STEADY
+from pgqueue.web.pages.queues_in_need import first_ones, queues
 from pgqueue.web.pages.waits import waits
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import HIDDEN, Redaction
@@ -34,12 +36,13 @@ async def overview(asked: Asked) -> Page:
     """The states with their numbers as items; findings, the oldest jobs, minutes and totals beside them."""
     numbers, no_numbers = await asked.part(ameasured)
     known = numbers or _nothing()
+    shown = first_ones(known)
     (status, no_status), (diagnosis, no_diagnosis), (happened, no_history) = await asyncio.gather(
         asked.part(lambda conn: astanding(conn, known)),
         asked.part(lambda conn: adiagnosis(conn, known)),
-        asked.part(_happened),
+        asked.part(lambda conn: _happened(conn, [each.name for each in shown])),
     )
-    history, causes = (None, None) if happened is None else happened
+    history, causes, depths = (None, None, None) if happened is None else happened
     problems = _distinct(no_numbers, no_status, no_diagnosis, no_history)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
@@ -66,6 +69,7 @@ async def overview(asked: Asked) -> Page:
             "waits": waiting,
             "more_waits": more_waits,
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
+            "queues": queues(shown, depths, now),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": hour,
             "charts": plain(last_hour(history)) if history else None,
@@ -75,15 +79,17 @@ async def overview(asked: Asked) -> Page:
             "box": (WIDTH, HEIGHT),
             "now": now,
             "figure_queries": QUERIES,
+            "steady": STEADY,
             "may_retry": may_retry,
         },
     )
 
 
-async def _happened(conn: object) -> tuple[list[HistoryRow], list[ErrorGroup]]:
-    """The last hour, and the causes of its failures, the last one first."""
+async def _happened(conn: object, queues: Sequence[str]) -> tuple[list[HistoryRow], list[ErrorGroup], list[DepthRow]]:
+    """The last hour, the causes of its failures, the last one first, and how many jobs waited in these queues."""
     since = datetime.now(UTC) - timedelta(hours=1)
-    return await ahistory(conn, by="all"), await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
+    causes = await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
+    return await ahistory(conn, by="all"), causes, await adepths(conn, queues, since) if queues else []
 
 
 def _cause(group: ErrorGroup, redaction: Redaction) -> dict[str, Any]:

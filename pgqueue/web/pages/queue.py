@@ -54,11 +54,14 @@ async def queue(asked: Asked) -> Page:
 
 def trend(rows: Sequence[HistoryRow]) -> float | None:
     """By how many jobs a minute those that wait became more: the slope of the line that fits the minutes best."""
-    points = [
-        ((row.at - rows[0].at).total_seconds() / 60, waiting) for row in rows if (waiting := _waiting(row)) is not None
-    ]
-    if len(points) < LEAST:
+    return slope([(row.at, waiting) for row in rows if (waiting := _waiting(row)) is not None])
+
+
+def slope(measured: Sequence[tuple[datetime, int]]) -> float | None:
+    """The same of what was measured at these times, the first one first; None if it is too little."""
+    if len(measured) < LEAST:
         return None
+    points = [((at - measured[0][0]).total_seconds() / 60, waiting) for at, waiting in measured]
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
     rise, run = sum((at - x) * (n - y) for at, n in points), sum((at - x) ** 2 for at, _ in points)
     return float(rise / run)
