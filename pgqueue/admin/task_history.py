@@ -89,13 +89,20 @@ class TaskHistory:
 
 @asks
 def task_history(
-    conn: object, since: datetime, step: Step = "minute", until: datetime | None = None, queue: str | None = None
+    conn: object,
+    since: datetime,
+    step: Step = "minute",
+    until: datetime | None = None,
+    queue: str | None = None,
+    tasks: Sequence[str] | None = None,
 ) -> Statement[TaskHistory]:
     """Return what each task did from the minute or the hour `since` on, and before `until`, in all queues or in one;
-    1,000 tasks at most."""
+    1,000 tasks at most, or these `tasks`."""
     check_text(queue, "queue")
     times = {"since": check_moment(since, "since"), "until": check_moment(until, "until")}
-    return said(f"task_history_{step}s", TaskHistory, queue=queue, **times)
+    return said(
+        f"task_history_{step}s", TaskHistory, queue=queue, tasks=None if tasks is None else list(tasks), **times
+    )
 
 
 atask_history = twin(task_history)

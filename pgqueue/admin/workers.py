@@ -35,6 +35,18 @@ class RunningJob:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRun:
+    """A job that has run for `age` seconds. `host` is that of its worker; None if the worker's row is gone."""
+
+    id: int
+    task: str
+    worker: int
+    host: str | None
+    started_at: datetime
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerNow:
     """A worker process at its last heartbeat, `beat_age` seconds ago.
 
@@ -124,6 +136,16 @@ def workers(conn: object, *, host: str | None = None) -> Statement[list[WorkerNo
 
 aworkers = twin(workers)
 """`workers` for async connections."""
+
+
+@asks
+def longest(conn: object, n: int) -> Statement[list[LongRun]]:
+    """Return the `n` jobs that have run longest, the longest first."""
+    return said("workers_longest", list[LongRun], n=n)
+
+
+alongest = twin(longest)
+"""`longest` for async connections."""
 
 
 @asks

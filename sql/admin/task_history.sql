@@ -1,10 +1,10 @@
 -- What each task did in a time, for people: the rows of the history, added up by task.
 
 -- name: task_history_minutes
--- A row for each task that did something in the minutes from `since` on and before `until`, in all queues or in `queue`; and the tasks that are paused. As JSON.
+-- A row for each task that did something in the minutes from `since` on and before `until`, in all queues or in `queue`, of all tasks or of `tasks`; and the tasks that are paused. As JSON.
 WITH asked AS MATERIALIZED (
     SELECT m.* FROM pgqueue.history_minute m WHERE m.at >= %(since)s::text::timestamptz AND m.at < coalesce(%(until)s::text::timestamptz, 'infinity') AND m.state IS NULL
-      AND (%(queue)s::text IS NULL OR m.queue = %(queue)s::text)
+      AND (%(queue)s::text IS NULL OR m.queue = %(queue)s::text) AND (%(tasks)s::text[] IS NULL OR m.task = ANY (%(tasks)s::text[]))
 ), {{task_history}}
 {{task_history_answer}};
 
@@ -18,7 +18,7 @@ WITH asked AS MATERIALIZED (
         FROM pgqueue.history_minute m WHERE m.at >= coalesce((SELECT d.done_at FROM pgqueue.duty d WHERE d.name = 'history'), '-infinity')
     ) AS m
     WHERE m.at >= %(since)s::text::timestamptz AND m.at < coalesce(%(until)s::text::timestamptz, 'infinity') AND m.state IS NULL
-      AND (%(queue)s::text IS NULL OR m.queue = %(queue)s::text)
+      AND (%(queue)s::text IS NULL OR m.queue = %(queue)s::text) AND (%(tasks)s::text[] IS NULL OR m.task = ANY (%(tasks)s::text[]))
 ), {{task_history}}
 {{task_history_answer}};
 

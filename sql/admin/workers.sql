@@ -47,6 +47,14 @@ FROM (
     LIMIT 1000
 ) AS shown;
 
+-- name: workers_longest
+-- The `n` jobs that have run longest, the longest first, each with its worker, as a JSON array. What runs is few beside what waits or has ended.
+SELECT coalesce(json_agg(json_build_object('id', j.id, 'task', j.task, 'worker', j.worker_id, 'host', w.host, 'started_at', j.started_at, 'age', j.age)
+    ORDER BY j.started_at, j.id), '[]')::text
+FROM (SELECT r.id, r.task, r.worker_id, {{runs_since}} AS started_at, extract(epoch FROM pgqueue.now() - {{runs_since}})::float8 AS age
+      FROM pgqueue.job_running r ORDER BY r.started_at, r.id LIMIT %(n)s::integer) AS j
+LEFT JOIN pgqueue.worker w ON w.id = j.worker_id;
+
 -- name: workers_supervisors
 -- Every supervisor of the last hour, 1,000 at most, with its last order, as a JSON array. The last 10,000 orders are looked at.
 WITH last AS MATERIALIZED (

@@ -5,6 +5,7 @@ Each with JavaScript and without. One browser and one server for all tests here;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -209,3 +210,22 @@ def test_to_see_what_is_new_since_the_deploy_takes_one_click(hand: Hand) -> None
     row = page.get_by_role("row").filter(has_text="cards.charge")
     assert row.get_by_text("failing").is_visible() and row.get_by_text("→").first.is_visible()
     assert hand.clicks == 1
+
+
+@pytest.mark.promise("F348")
+def test_what_runs_unusually_long_and_where_is_seen_without_a_click(hand: Hand, shop: str) -> None:
+    with psycopg.connect(shop, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, run) SELECT "
+            "date_trunc('minute', now()) - interval '9 min', bin, 'reports', 'reports.monthly', 9, 9, "
+            "array_fill(0, ARRAY[12]) || 9 FROM pgqueue.ring WHERE kind = 'minute'"
+        )
+    hand.at.go("/")
+    row = hand.page.get_by_role("list", name="What runs longest").get_by_role("listitem").first
+    for text in ("reports.monthly", "unusually long:", "on worker-2", re.compile(r"for \d+ min")):
+        assert row.get_by_text(text).first.is_visible(), text
+    assert row.get_by_role("link").count() == 2 and hand.clicks == 0
+    for width in (360, 390, 660, 1280, 3840):
+        hand.page.set_viewport_size({"width": width, "height": 844})
+        assert hand.at.overflow() == 0, f"the overview scrolls sideways at {width} px"
+    hand.page.set_viewport_size({"width": 1280, "height": 844})

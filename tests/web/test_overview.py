@@ -242,3 +242,43 @@ async def test_of_many_queues_with_long_names_the_first_are_shown(dsn: str, conn
         page = await browser.get("/")
         assert len(page.content) <= 60_000
         assert len((await browser.get("/", headers=JSON)).json()["queues"]) == 8
+
+
+RUNNING = """
+WITH made AS (INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at)
+    VALUES ('1 hour', 1, 9, 'web-3', '1', '{q}', '{t}', 'running', now()) RETURNING id)
+INSERT INTO pgqueue.job_running (state, task, queue, worker_id, claim, started_at)
+    SELECT 'running', task, 'q', id, 1, now() - age::interval FROM made, (VALUES ('quick', '80 s'), ('quick', '9 s'),
+        ('slow', '15 min'), ('slow', '50 min'), ('new', '2 h'), ('usual', '30 min'), ('usual', '1 min'))
+        AS of (task, age);
+INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, run)
+    SELECT date_trunc('minute', now()) - interval '5 min', bin, 'q', task, 100, 100, array_fill(0, ARRAY[place]) || 100
+    FROM pgqueue.ring, (VALUES ('quick', 12), ('slow', 37), ('usual', 40), ('other', 3)) AS of (task, place)
+    WHERE kind = 'minute';
+"""
+
+
+@pytest.mark.promise("F348")
+async def test_what_runs_unusually_long_for_its_task_is_first(dsn: str, conn: Conn) -> None:
+    async with reading(dsn) as browser:
+        found = (await browser.get("/", headers=JSON)).json()
+        assert found["longest"] == [] and "Running longest" not in (await browser.get("/")).text
+        conn.execute(RUNNING.encode())
+        conn.commit()
+        found = (await browser.get("/", headers=JSON)).json()["longest"]
+        said = [(each["task"], round(each["age"], -1), each["is_unusual"]) for each in found]
+        p95 = {each["task"]: each["run_p95"] for each in found}
+        assert p95["new"] is None and 900 / 2 < p95["slow"] < 3_000 / 2 and p95["usual"] >= 1_800 / 2, p95
+        assert said == [
+            ("quick", 80, True), ("slow", 3_000, True), ("new", 7_200, False), ("usual", 1_800, False),
+            ("slow", 900, False),
+        ], "a quick job of 9 s needs nobody, and two of usual length are not shown"  # fmt: skip
+        page = (await browser.get("/")).text.partition("<h2>Running longest</h2>")[2].partition("</ul>")[0]
+        assert page.count("unusually long:") == 2 and page.count("as usual:") == 2
+        assert "no run of this task is counted" in page and page.count("on web-3") == 5
+        for each in found:
+            assert f'<a href="/jobs/{each["id"]}">' in page
+    hidden = {"redact_with": lambda path, value: "-" if path == ("longest", "task") else value}
+    async with reading(dsn, **hidden) as browser:
+        page = (await browser.get("/")).text.partition("<h2>Running longest</h2>")[2].partition("</ul>")[0]
+        assert "quick" not in page and "slow" not in page

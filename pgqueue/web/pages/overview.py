@@ -20,6 +20,7 @@ from pgqueue.web.charts import HEIGHT, WIDTH
 from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
+from pgqueue.web.pages.longest import along_runs, longest
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.pages.queue import STEADY
 from pgqueue.web.pages.queues_in_need import first_ones, queues
@@ -42,8 +43,9 @@ async def overview(asked: Asked) -> Page:
         asked.part(lambda conn: adiagnosis(conn, known)),
         asked.part(lambda conn: _happened(conn, [each.name for each in shown])),
     )
+    ran, no_ran = await asked.part(along_runs)
     history, causes, depths = (None, None, None) if happened is None else happened
-    problems = _distinct(no_numbers, no_status, no_diagnosis, no_history)
+    problems = _distinct(no_numbers, no_status, no_diagnosis, no_history, no_ran)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
     states: list[Any] = []
@@ -70,6 +72,7 @@ async def overview(asked: Asked) -> Page:
             "more_waits": more_waits,
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
             "queues": queues(shown, depths, now),
+            "longest": None if ran is None else longest(*ran),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": hour,
             "charts": plain(last_hour(history)) if history else None,
