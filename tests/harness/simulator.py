@@ -172,7 +172,7 @@ class Unforgetting(Watermark):
     __slots__ = ()
 
     def forget(self) -> None:
-        taken = getattr(self, "_taken", set())
+        taken: set[int] = getattr(self, "_taken", set())
         super().forget()
         self._taken = taken
 
