@@ -95,7 +95,11 @@ async def test_four_figures_and_all_states_lead_to_their_jobs(shop: str) -> None
             and 'style="' not in page
             and 'class="tiles"' not in page
         )
-        assert main.index('class="figures"') < main.index('class="states"') < main.index("<h2>What fails</h2>")
+        parts = re.findall(r'class="(verdict|findings|figures|states)\b|<h2>([^<]*)</h2>', main)
+        assert [one or other for one, other in parts] == [
+            "verdict", "findings", "figures", "states", "What fails", "Why jobs wait", "Queues", "The last hour",
+            "Running longest",
+        ]  # fmt: skip
         for state in ("scheduled", "completed", "failed", "cancelled", "skipped"):
             assert f'<a href="/jobs?state={state}"><span class="state state-{state}">' in main
         assert len(page.encode()) <= 60_000
