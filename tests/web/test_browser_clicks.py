@@ -229,3 +229,11 @@ def test_what_runs_unusually_long_and_where_is_seen_without_a_click(hand: Hand, 
         hand.page.set_viewport_size({"width": width, "height": 844})
         assert hand.at.overflow() == 0, f"the overview scrolls sideways at {width} px"
     hand.page.set_viewport_size({"width": 1280, "height": 844})
+
+
+@pytest.mark.promise("F147", "F162")
+def test_the_bars_of_charts_are_seen(hand: Hand) -> None:
+    for path in ("/", "/history", "/queue?name=mail", "/task?name=cards.charge"):
+        hand.at.go(path)
+        bars = hand.page.locator("svg.chart rect.bar-completed")
+        assert bars.count() > 0 and bars.first.is_visible(), path
