@@ -37,6 +37,7 @@ WHOLE = {
     "source_waiting", "tasks_list",  # the refused rows, the jobs of each state, with a LIMIT
     "unblock_refuse_unfit",
     "cancellation_read", "cancellation_settle", "rescue_strays",  # as many as are cancelled, as many as run
+    "workers_longest",  # as many as run, for a page of the dashboard
     "activity_mark",  # as many as run, once a second for all open pages of a dashboard
     "sweep_due", "sweep_stuck",  # whether there is any at all; those that hold a key and wait
     "refused_list", "refused_retry",  # by hand
