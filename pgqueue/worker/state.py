@@ -40,7 +40,7 @@ class WorkerState:
         self.claims = Claims()
         self.pace = Pace(lambda: self.settings)
         self.doubts = 0
-        """How often it was in doubt. The event alone does not tell: who waits for it clears it."""
+        """How often it was in doubt. The event alone does not tell: the service that waits for it clears it."""
         self.held: dict[int, Job] = {}
         """By id, the jobs that this worker has claimed and whose end is not written. The truth is in the database: the
         reconciler hands back what is not here."""

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psycopg
 import pytest
-from made_up_files import THREE, written
+from made_up_files import Release, release
 
 from pgqueue.database import migrations, revisions
 from pgqueue.database.migrations import migrate, require
 from pgqueue.errors import InvalidOption, SchemaMissing
 
+__all__ = ["release"]
+
 pytestmark = pytest.mark.promise("F276")
-
-Release = Callable[[int], None]
-
-
-@pytest.fixture
-def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
-    """`release(2)` installs a pgqueue whose newest migration is the second."""
-
-    def install(newest: int) -> None:
-        place = written(tmp_path, *THREE[:newest])
-        monkeypatch.setattr(migrations, "sql_directory", lambda: place)
-
-    return install
 
 
 @pytest.fixture

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from pgqueue.database import migrations
 
 ENTER = "INSERT INTO pgqueue.migration (version, name, breaking) VALUES ({}, '{}', {});"
 GROUND = """CREATE SCHEMA IF NOT EXISTS pgqueue;
@@ -30,3 +35,17 @@ def written(home: Path, *sqls: str, breaking: bool = False) -> Path:
         text = f"-- breaking: {'yes' if last else 'no'}\n{sql}\n{ENTER.format(number, f'step_{number}', last)}\n"
         (place / "migrations" / f"{number:04}_step_{number}.sql").write_text(text)
     return place
+
+
+Release = Callable[[int], None]
+
+
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
+    """`release(2)` installs a pgqueue whose newest migration is the second, of made-up ones."""
+
+    def install(newest: int) -> None:
+        place = written(tmp_path, *THREE[:newest])
+        monkeypatch.setattr(migrations, "sql_directory", lambda: place)
+
+    return install

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 import pages
@@ -14,7 +13,7 @@ import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic_projects import AlembicProject
-from made_up_files import THREE, written
+from made_up_files import Release, release
 from sqlalchemy import Connection, MetaData
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -22,23 +21,12 @@ from pgqueue.database import migrations
 from pgqueue.errors import Error, InvalidOption
 from pgqueue.integrations import alembic
 
+__all__ = ["release"]
+
 pytestmark = pytest.mark.promise("F277")
 
 DRIVERS = ["psycopg", "psycopg2", "asyncpg"]
 NEWEST = migrations.files()[-1].version
-
-Release = Callable[[int], None]
-
-
-@pytest.fixture
-def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
-    """`release(2)` installs a pgqueue whose newest migration is the second, of made-up ones."""
-
-    def install(newest: int) -> None:
-        place = written(tmp_path, *THREE[:newest])
-        monkeypatch.setattr(migrations, "sql_directory", lambda: place)
-
-    return install
 
 
 def first(project: AlembicProject, **more: str) -> str:

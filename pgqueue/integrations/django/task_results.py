@@ -59,7 +59,7 @@ def of(task: Any, info: JobInfo, backend: str) -> Any:
 
 
 def known(result: Any, **more: Any) -> Any:
-    """The result, of which more is known now: it is the same object, as those who hold it expect."""
+    """The result, of which more is known now: it is the same object, as code that holds it expects."""
     for name, value in more.items():
         object.__setattr__(result, name, value)
     return result

@@ -483,7 +483,7 @@ def test_what_a_glance_took_counts_and_what_lies_above_the_head_need_not(fetcher
     fetcher.fetch(12, listed=[150], positions=[12])
     fetcher.mark.took([13])
     assert not fetcher.mark.missed(snapshot(fetcher.xid + 1, []))
-    assert not fetcher.idle(13), "who drew 13 might have drawn more"
+    assert not fetcher.idle(13), "the id that drew 13 might have drawn more"
     assert fetcher.fetch(20) is False
     assert fetcher.starts() == [20]
 
