@@ -39,6 +39,8 @@ class ErrorGroup:
     job_ids: tuple[int, ...]
     """The ids of up to five jobs, the highest first. Their rows may have been removed by retention."""
     version_tag: str | None
+    first_version: str | None = None
+    """The version that failed so first, of those failures that are kept."""
 
 
 @asks

@@ -5,7 +5,7 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
     pgqueue.job_cursor, pgqueue.job_progress, pgqueue.job_waiter, pgqueue.unique_key, pgqueue.discarded_key, pgqueue.supervisor,
     pgqueue.supervisor_order, pgqueue.schedule, pgqueue.tick, pgqueue.declaration, pgqueue.key_limit, pgqueue.key_rate,
     pgqueue.limiter, pgqueue.migration, pgqueue.relay_fence, pgqueue.paused_task, pgqueue.audit, pgqueue.history_minute,
-    pgqueue.history_hour, pgqueue.error_group, pgqueue.duty, pgqueue.depth, pgqueue.bulk,
+    pgqueue.history_hour, pgqueue.error_group, pgqueue.duty, pgqueue.depth, pgqueue.version_start, pgqueue.bulk,
     pgqueue.bulk_job
     TO :"role";
 -- Which ids and positions were given: `pgqueue why`.

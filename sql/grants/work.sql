@@ -12,7 +12,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_
     pgqueue.job_running TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO :"role";
-GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.version_start TO :"role";
 GRANT SELECT, DELETE ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.supervisor, pgqueue.supervisor_order TO :"role";
 GRANT SELECT, UPDATE (answered_at, answer) ON pgqueue.stack_request TO :"role";

@@ -522,6 +522,8 @@ CREATE TABLE pgqueue.error_group (
     count       bigint      NOT NULL,
     job_ids     bigint[]    NOT NULL,
     version_tag text,
+    -- The version that failed so first: `version_tag` is that of the last failure.
+    first_version text,
     CONSTRAINT error_group_times_are_from_1970_to_9000 CHECK (first_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC' AND last_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC'),
     CONSTRAINT error_group_names_jobs CHECK (array_position(job_ids, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
@@ -1534,6 +1536,13 @@ CREATE TABLE pgqueue.worker (
     CHECK (dead_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE pgqueue.worker IS 'Worker processes, their sign of life and what they run.';
+
+-- When the first worker of each version started. Rows of `worker` go with their processes, and this one stays.
+CREATE TABLE pgqueue.version_start (
+    version_tag text        COLLATE "C" PRIMARY KEY CHECK (octet_length(version_tag) <= 1000),
+    first_at    timestamptz NOT NULL CHECK (first_at BETWEEN '1970-01-01 UTC' AND '9000-01-01 UTC')
+);
+COMMENT ON TABLE pgqueue.version_start IS 'When the first worker of each version of the application started.';
 
 -- Tasks that have jobs and that no live worker of their queue knows: `since` when, and when they were seen last.
 CREATE TABLE pgqueue.unknown_task (

@@ -42,15 +42,19 @@ WITH part AS MATERIALIZED (
 ), newest AS MATERIALIZED (
     SELECT DISTINCT ON (fingerprint) fingerprint, queue, task, error_type, place, message, version_tag, ids
     FROM failure ORDER BY fingerprint, last_at DESC
+), oldest AS MATERIALIZED (
+    SELECT DISTINCT ON (fingerprint) fingerprint, version_tag AS first_version FROM failure ORDER BY fingerprint, first_at
 ), grouped AS (
     INSERT INTO pgqueue.error_group AS g (
-        fingerprint, queue, task, error_type, place, message, version_tag, job_ids, first_at, last_at, count)
+        fingerprint, queue, task, error_type, place, message, version_tag, job_ids, first_version, first_at, last_at, count)
     SELECT newest.fingerprint, newest.queue, newest.task, newest.error_type, newest.place, newest.message, newest.version_tag,
-        newest.ids, min(failure.first_at), max(failure.last_at), sum(failure.count)
-    FROM newest JOIN failure USING (fingerprint)
-    GROUP BY newest.fingerprint, newest.queue, newest.task, newest.error_type, newest.place, newest.message, newest.version_tag, newest.ids
+        newest.ids, oldest.first_version, min(failure.first_at), max(failure.last_at), sum(failure.count)
+    FROM newest JOIN oldest USING (fingerprint) JOIN failure USING (fingerprint)
+    GROUP BY newest.fingerprint, newest.queue, newest.task, newest.error_type, newest.place, newest.message, newest.version_tag, newest.ids,
+        oldest.first_version
     ON CONFLICT (fingerprint) DO UPDATE SET
         queue = excluded.queue, message = excluded.message, version_tag = excluded.version_tag, count = g.count + excluded.count,
+        first_version = CASE WHEN excluded.first_at < g.first_at THEN excluded.first_version ELSE g.first_version END,
         first_at = least(g.first_at, excluded.first_at), last_at = greatest(g.last_at, excluded.last_at),
         job_ids = ARRAY(SELECT DISTINCT u.id FROM unnest(excluded.job_ids || g.job_ids) AS u (id) ORDER BY u.id DESC LIMIT %(ids)s::integer)
     RETURNING g.fingerprint

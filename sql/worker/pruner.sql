@@ -121,6 +121,15 @@ SELECT * FROM pgqueue.forget_rows('pgqueue.audit', ARRAY(
     SELECT oldest.ctid FROM oldest
     WHERE oldest.at < pgqueue.now() - make_interval(days => %(days)s::integer) OR oldest.id <= (SELECT id FROM newest) - %(most)s::bigint));
 
+-- name: pruner_versions
+-- Forget the first start of versions that no worker has any more, after so many `days`; and of more than `most` versions the
+-- oldest.
+SELECT * FROM pgqueue.forget_rows('pgqueue.version_start', ARRAY(
+    SELECT v.ctid FROM (SELECT s.ctid, s.version_tag, s.first_at, row_number() OVER (ORDER BY s.first_at DESC) AS place
+                        FROM pgqueue.version_start s) AS v
+    WHERE (v.first_at < pgqueue.now() - make_interval(days => %(days)s::integer) OR v.place > %(most)s::integer)
+      AND NOT EXISTS (SELECT FROM pgqueue.worker w WHERE w.version_tag = v.version_tag)));
+
 -- name: pruner_bulk
 -- Forget those of the n oldest operations by filter that ended more than so many `days` ago, and which jobs they had.
 WITH old AS MATERIALIZED (

@@ -7,6 +7,16 @@ VALUES (make_interval(secs => %(lease)s::float8), %(pid)s::integer, %(concurrenc
         %(version_tag)s::text, %(queues)s::text[], %(tasks)s::text[], %(slots)s::integer[], %(listens)s::boolean, 'starting')
 RETURNING id;
 
+-- name: registration_version
+-- Note when the first worker of this version started, if that is not noted yet. A version with a longer name than an index
+-- takes is known by its workers alone. Sent by itself and not in a transaction of the client: workers of one version that
+-- start together wait for each other here, and a process that is stopped meanwhile must hold up no other.
+INSERT INTO pgqueue.version_start (version_tag, first_at)
+SELECT w.version_tag, min(w.started_at) FROM pgqueue.worker w
+WHERE w.version_tag = %(version_tag)s::text AND octet_length(w.version_tag) <= 1000
+GROUP BY w.version_tag
+ON CONFLICT (version_tag) DO NOTHING;
+
 -- name: registration_restore_settings
 -- Put back the rows of `ring` and `duty`, if a fixture that truncates all tables has taken them along. Answers how many.
 SELECT pgqueue.restore_settings();

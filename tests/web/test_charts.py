@@ -106,7 +106,7 @@ async def test_the_page_draws_what_happened_and_marks_changes_by_hand(dsn: str, 
 
 
 @pytest.mark.promise("F156")
-async def test_a_version_is_marked_where_its_oldest_worker_started(dsn: str, eyes: Eyes) -> None:
+async def test_a_version_is_marked_where_its_first_worker_started(dsn: str, eyes: Eyes) -> None:
     eyes.do(
         "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state, started_at, dead_at) "
         "SELECT '1 hour', 1, 1, 'h', version, '{default}', 'running', pgqueue.now() - ago::interval, dead "
@@ -124,6 +124,6 @@ async def test_a_version_is_marked_where_its_oldest_worker_started(dsn: str, eye
         assert [each["version"] for each in found] == ["v2<b>"]
         assert 0.4 * charts.WIDTH < found[0]["x"] < 0.6 * charts.WIDTH
         page = (await browser.get("/history")).text
-        assert page.count('class="version"') >= 2 and "v2&lt;b&gt;: the start of its oldest worker" in page
+        assert page.count('class="version"') >= 2 and "v2&lt;b&gt; began: the start of its first worker" in page
         found = (await browser.get("/history?range=30d", headers=asked)).json()["versions"]
         assert [each["version"] for each in found] == ["v2<b>", "v1"]

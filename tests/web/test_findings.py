@@ -83,6 +83,43 @@ async def test_the_overview_says_what_fails_by_cause(dsn: str, conn: psycopg.Con
         assert (await browser.get("/")).text.count("Retry all…") == 4
 
 
+@pytest.mark.promise("F310")
+async def test_a_cause_that_came_with_the_newest_version_is_marked_as_new(
+    dsn: str, conn: psycopg.Connection[Any]
+) -> None:
+    """The mark comes of the first failure: a cause that goes on in the new version is not new. Without an older version
+    nothing is."""
+    conn.execute(
+        "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, first_at, last_at, count, job_ids, "
+        "version_tag, first_version) SELECT first, 'q', 'task.' || first, 'Error', now(), now(), 1, '{}', 'v2<b>', "
+        "first FROM unnest(ARRAY['v1', 'v2<b>']) AS first"
+    )
+    conn.execute("INSERT INTO pgqueue.version_start VALUES ('v2<b>', now() - interval '5 minutes')")
+    conn.commit()
+    async with reading(dsn) as browser:
+
+        async def new() -> set[tuple[str, str]]:
+            found = set()
+            for path, items in (("/", "causes"), ("/errors", "items"), ("/task?name=task.v2%3Cb%3E", "items")):
+                document = (await browser.get(path, headers={"accept": "application/json"})).json()
+                causes = document[items][0]["causes"] if path.startswith("/task") else document[items]
+                page = (await browser.get(path)).text
+                assert page.count("new in v2&lt;b&gt;<") == sum(each["is_new"] for each in causes), path
+                found |= {(path, each["first_version"]) for each in causes if each["is_new"]}
+            return found
+
+        assert await new() == set()
+        conn.execute("INSERT INTO pgqueue.version_start VALUES ('v1', now() - interval '9 days')")
+        conn.commit()
+        assert await new() == {("/", "v2<b>"), ("/errors", "v2<b>"), ("/task?name=task.v2%3Cb%3E", "v2<b>")}
+        conn.execute(
+            "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues) "
+            "VALUES ('1 h', 1, 1, 'h', 'v1', '{q}')"
+        )
+        conn.commit()
+        assert await new() == set(), "the newest version was rolled back"
+
+
 @pytest.mark.promise("F306")
 async def test_the_overview_begins_with_what_is_wrong(dsn: str, conn: psycopg.Connection[Any]) -> None:
     async with reading(dsn) as browser:

@@ -5,14 +5,14 @@ Changes by hand are marked, and new versions of the application.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.history import Step as Unit
-from pgqueue.admin.workers import WorkerNow, aworkers
+from pgqueue.admin.versions import aversions
 from pgqueue.jobs import histogram
 from pgqueue.jobs.values import EPOCH
 from pgqueue.web import charts
@@ -43,13 +43,13 @@ async def history(asked: Asked) -> Page:
     first = begin(datetime.now(UTC), length) - (number - 1) * length
     rows = await asked.read(lambda conn: ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all"))
     changes = await asked.read(lambda conn: aaudit(conn, since=first, limit=MARKS_MOST))
-    workers = await asked.read(aworkers)
+    versions = await asked.read(aversions)
     given = charts.steps(rows, first, length, number)
     marks = [_mark(each, charts.place_of(each.at, first, number * length)) for each in changes]
     started = [
-        {"x": x, "at": at, "version": version}
-        for version, at in versions(workers).items()
-        if (x := charts.place_of(at, first, number * length)) is not None
+        {"x": x, "at": each.first_at, "version": each.version}
+        for each in versions
+        if (x := charts.place_of(each.first_at, first, number * length)) is not None
     ]
     view = {
         "asked": {"range": range_, "queue": queue or "", "task": task or ""},
@@ -72,17 +72,6 @@ def last_hour(rows: Sequence[HistoryRow]) -> dict[str, Chart]:
     _, length, number = RANGES["1h"]
     given = charts.steps(rows, begin(datetime.now(UTC), length) - (number - 1) * length, length, number)
     return {"ended": charts.stacked(given, ENDED), "waits": charts.line(given, _wait)}
-
-
-def versions(workers: Iterable[WorkerNow]) -> dict[str, datetime]:
-    """Since when each version runs, the newest first: the start of its oldest worker that is not known to be dead.
-
-    Nothing else is kept of versions. So a version whose workers have all been replaced since has a later mark.
-    """
-    found: dict[str, datetime] = {}
-    for worker in sorted(workers, key=lambda worker: worker.started_at):
-        found.setdefault(worker.version_tag, worker.started_at)
-    return dict(sorted(found.items(), key=lambda each: each[1], reverse=True))
 
 
 def begin(at: datetime, length: timedelta) -> datetime:

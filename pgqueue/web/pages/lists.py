@@ -6,6 +6,7 @@ from typing import Any
 
 from pgqueue.admin.depth import aqueues
 from pgqueue.admin.error_groups import aerror_groups
+from pgqueue.admin.versions import aversions, brought
 from pgqueue.client.schedules import ScheduleInfo, aschedules
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs import cron
@@ -54,5 +55,7 @@ async def errors(asked: Asked) -> Page:
         "shows_messages": not asked.redaction.active,
         "may_retry": {"bulk", "retry"} <= set(asked.rights),
     }
-    items = [plain(each) | ({"message": HIDDEN} if asked.redaction.active else {}) for each in found]
+    versions = await asked.read(aversions)
+    hidden = {"message": HIDDEN} if asked.redaction.active else {}
+    items = [plain(each) | hidden | {"is_new": brought(versions, each.first_version)} for each in found]
     return Page("errors.html", items, view=view)

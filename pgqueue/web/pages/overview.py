@@ -16,6 +16,7 @@ from pgqueue.admin.doctor import adiagnosis
 from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import DepthRow, HistoryRow, adepths, ahistory
 from pgqueue.admin.queries import astanding
+from pgqueue.admin.versions import Version, aversions, brought
 from pgqueue.web.charts import HEIGHT, WIDTH
 from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
@@ -44,7 +45,7 @@ async def overview(asked: Asked) -> Page:
         asked.part(lambda conn: _happened(conn, [each.name for each in shown])),
     )
     ran, no_ran = await asked.part(along_runs)
-    history, causes, depths = (None, None, None) if happened is None else happened
+    history, causes, depths, versions = (None, None, None, []) if happened is None else happened
     problems = _distinct(no_numbers, no_status, no_diagnosis, no_history, no_ran)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
@@ -67,7 +68,7 @@ async def overview(asked: Asked) -> Page:
             "longest_blocked": _oldest(known, "longest_blocked"),
             "figures": figures(None if numbers is None else status, history, now),
             "findings": None if findings is None else [told(each, now) for each in findings],
-            "causes": None if causes is None else [_cause(each, asked.redaction) for each in causes],
+            "causes": None if causes is None else [_cause(each, asked.redaction, versions) for each in causes],
             "waits": waiting,
             "more_waits": more_waits,
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
@@ -88,16 +89,20 @@ async def overview(asked: Asked) -> Page:
     )
 
 
-async def _happened(conn: object, queues: Sequence[str]) -> tuple[list[HistoryRow], list[ErrorGroup], list[DepthRow]]:
-    """The last hour, the causes of its failures, the last one first, and how many jobs waited in these queues."""
+async def _happened(
+    conn: object, queues: Sequence[str]
+) -> tuple[list[HistoryRow], list[ErrorGroup], list[DepthRow], list[Version]]:
+    """The last hour, the causes of its failures, the last one first, how many jobs waited in these queues, versions."""
     since = datetime.now(UTC) - timedelta(hours=1)
     causes = await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
-    return await ahistory(conn, by="all"), causes, await adepths(conn, queues, since) if queues else []
+    depths = await adepths(conn, queues, since) if queues else []
+    return await ahistory(conn, by="all"), causes, depths, await aversions(conn)
 
 
-def _cause(group: ErrorGroup, redaction: Redaction) -> dict[str, Any]:
+def _cause(group: ErrorGroup, redaction: Redaction, versions: Sequence[Version]) -> dict[str, Any]:
     """A cause as the page of errors shows it. Its message may quote an argument, which is not known here."""
-    return dict(redaction.shown(plain(group) | ({"message": HIDDEN} if redaction.active else {})))
+    shown = plain(group) | ({"message": HIDDEN} if redaction.active else {})
+    return dict(redaction.shown(shown)) | {"is_new": brought(versions, group.first_version)}
 
 
 _ABOUT = ("database", "schema", "version", "server_version", "at", "counted_at")

@@ -26,11 +26,11 @@ from pgqueue.admin.task_history import (
     merged,
     together,
 )
-from pgqueue.admin.workers import aworkers
+from pgqueue.admin.versions import Version, aversions, brought, newest
 from pgqueue.errors import JobNotFound
 from pgqueue.jobs import histogram
 from pgqueue.web import charts
-from pgqueue.web.pages.history import ENDED, EXTENTS, RANGES, begin, versions
+from pgqueue.web.pages.history import ENDED, EXTENTS, RANGES, begin
 from pgqueue.web.pages.jobs import TABS, hides_class
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
@@ -60,8 +60,8 @@ async def tasks(asked: Asked) -> Page:
     step, length = LISTED[range_]
     now = datetime.now(UTC)
     first = begin(now, UNITS[step]) + UNITS[step] - length
-    newest = next(iter(versions(await asked.read(aworkers)).items()), None)
-    split = _split(newest, UNITS[step], first, now)
+    last = newest(await asked.read(aversions))
+    split = _split(last, UNITS[step], first, now)
     ends = [first, *(() if split is None else (split, split + UNITS[step])), None]
     parts: list[TaskHistory] = [
         await asked.read(partial(atask_history, since=since, step=step, until=until)) for since, until in pairwise(ends)
@@ -76,7 +76,7 @@ async def tasks(asked: Asked) -> Page:
         _listed(row, paused) | {"before": _compared(before.get(row.name)), "since": _compared(since.get(row.name))}
         for row in [*sorted(rows, key=_need), *idle]
     ]
-    version = None if newest is None or split is None else {"name": newest[0], "at": newest[1]}
+    version = None if last is None or split is None else {"name": last.version, "at": last.first_at}
     view = {"range": range_, "extents": {name: EXTENTS[name] for name in LISTED}, "ran": len(rows)}
     return Page("tasks.html", items, {"first": first, "version": version}, view)
 
@@ -95,21 +95,24 @@ async def task(asked: Asked) -> Page:
     messages = await asked.read(lambda conn: _messages(conn, groups, asked.redaction))
     recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
     paused = await asked.read(lambda conn: atask_paused(conn, name))
-    newest = next(iter(versions(await asked.read(aworkers)).items()), None)
+    versions = await asked.read(aversions)
+    last = newest(versions)
     given = charts.steps(rows, first, length, number)
-    figures, split = _figures(rows, UNITS[step], first, now, newest)
+    figures, split = _figures(rows, UNITS[step], first, now, last)
     shown = {
         "ended": charts.stacked(given, ENDED),
         "runs": charts.line(given, lambda each: histogram.quantile(each.merged("run"), 0.95)),
         "waits": charts.line(given, lambda each: histogram.quantile(each.merged("wait"), 0.95)),
     }
-    marks = [] if newest is None or split is None else [{"x": charts.place_of(split, first, number * length)}]
+    marks = [] if split is None else [{"x": charts.place_of(split, first, number * length)}]
     item = {
         "name": name,
         "is_paused": paused,
         "figures": figures,
-        "version": None if newest is None else {"name": newest[0], "at": newest[1], "is_compared": split is not None},
-        "causes": [_cause(each, messages, asked.redaction) for each in groups],
+        "version": None
+        if last is None
+        else {"name": last.version, "at": last.first_at, "is_compared": split is not None},
+        "causes": [_cause(each, messages, asked.redaction, versions) for each in groups],
         "changes": [_change(each) for each in recorded if each.target.get("task") == name],
         "states": [{"state": state, "query": urlencode({"state": state, "task": name})} for state in TABS],
     }
@@ -140,11 +143,11 @@ def _compared(row: TaskRow | None) -> dict[str, Any] | None:
     return None if row is None else {"failing": row.failing, "run_p95": row.run_quantile(0.95)}
 
 
-def _split(newest: tuple[str, datetime] | None, step: timedelta, first: datetime, now: datetime) -> datetime | None:
+def _split(last: Version | None, step: timedelta, first: datetime, now: datetime) -> datetime | None:
     """The step in which the newest version started, if whole steps before and behind it are counted."""
-    if newest is None or not first + step <= newest[1] <= now - UNCOUNTED - step:
+    if last is None or not first + step <= last.first_at <= now - UNCOUNTED - step:
         return None
-    return begin(newest[1], step)
+    return begin(last.first_at, step)
 
 
 def _figures(
@@ -152,19 +155,19 @@ def _figures(
     step: timedelta,
     first: datetime,
     now: datetime,
-    newest: tuple[str, datetime] | None,
+    last: Version | None,
 ) -> tuple[dict[str, Any], datetime | None]:
     """The numbers of the whole time, and of the parts of it before and since the newest version; when that started.
 
     The minute or the hour in which it started is in neither part. None if it started before or after this time.
     """
     figures: dict[str, Any] = {"whole": _numbers(rows, first, now - UNCOUNTED), "before": None, "since": None}
-    begun = _split(newest, step, first, now)
-    if newest is None or begun is None:
+    begun = _split(last, step, first, now)
+    if last is None or begun is None:
         return figures, None
     figures["before"] = _numbers([row for row in rows if row.at < begun], first, begun)
     figures["since"] = _numbers([row for row in rows if row.at >= begun + step], begun + step, now - UNCOUNTED)
-    return figures, newest[1]
+    return figures, last.first_at
 
 
 def _numbers(rows: Sequence[HistoryRow], first: datetime, until: datetime) -> dict[str, Any]:
@@ -202,15 +205,20 @@ async def _messages(conn: object, groups: Sequence[ErrorGroup], redaction: Redac
     return found
 
 
-def _cause(group: ErrorGroup, messages: Mapping[str, str], redaction: Redaction) -> dict[str, Any]:
+def _cause(
+    group: ErrorGroup, messages: Mapping[str, str], redaction: Redaction, versions: Sequence[Version]
+) -> dict[str, Any]:
     """The cause; a message that is not known from a job is hidden while anything is: it may quote an argument."""
     is_hidden = hides_class(group.error_type, redaction)
     message = messages.get(group.fingerprint) or (HIDDEN if redaction.active else group.message)
     query = {"error_type": group.error_type, "task": group.task}
-    shown = {name: getattr(group, name) for name in ("place", "count", "first_at", "last_at", "version_tag")}
+    shown = {
+        name: getattr(group, name) for name in ("place", "count", "first_at", "last_at", "version_tag", "first_version")
+    }
     return shown | {
         "error_type": HIDDEN if is_hidden else group.error_type,
         "message": message,
+        "is_new": brought(versions, group.first_version),
         "jobs": None if is_hidden else urlencode([("state", "retrying"), ("state", "failed"), *query.items()]),
     }
 

@@ -38,6 +38,7 @@ AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
 BULKS_AT_ONCE = 100
 DISCARDED_MOST = 50_000
 WORKERS_AT_ONCE, TICKS_AT_ONCE = 10_000, 20_000
+VERSION_DAYS, VERSIONS_MOST = 30, 1_000
 AHEAD_SECONDS = 3_600.0
 """For so long, by this machine's steady clock, a ring must seem to have turned in a time to come."""
 
@@ -50,11 +51,12 @@ FORGOTTEN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rates": ("limiter", "pruner_rates", {"seconds": REST_SECONDS, "n": LIMITERS_MOST}),
     "record": ("audit", "pruner_audit", {"n": AUDIT_AT_ONCE, "days": AUDIT_DAYS, "most": AUDIT_MOST}),
     "operations_ended": ("bulk", "pruner_bulk", {"n": BULKS_AT_ONCE, "days": AUDIT_DAYS}),
+    "versions": ("version_start", "pruner_versions", {"days": VERSION_DAYS, "most": VERSIONS_MOST}),
     "discarded_keys": ("discarded_key", "pruner_discarded_keys", {"n": DISCARDED_MOST}),
 }
 """The duties that delete old rows, with the table and the statement: of waiting clients, of dead workers and what they
-have declared, of ticks, of rates at rest, of the record, of operations by filter, of discarded keys. A row that the
-application keeps, by a foreign key or a trigger, keeps no other row, and no other duty."""
+have declared, of ticks, of rates at rest, of the record, of operations by filter, of versions, of discarded keys. A row
+that the application keeps, by a foreign key or a trigger, keeps no other row, and no other duty."""
 
 
 class Pruner:

@@ -7,15 +7,17 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
 
-from pgqueue.database import migrations, statements
+from pgqueue.database import alarms, migrations, statements
 from pgqueue.database.backoff import one_line
 from pgqueue.database.grants import needing
 from pgqueue.database.sequences import advancing
-from pgqueue.database.sessions import Link, options, transaction
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, hang_up, options, transaction
+from pgqueue.plain_text import plain
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
@@ -40,26 +42,38 @@ def enter(state: WorkerState) -> int:
 
 def _enter(state: WorkerState) -> int:
     link, settings = state.link, state.settings
-    with (
-        psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn,
-        needing(conn, "work"),
-        transaction(conn, link),
-    ):
-        migrations.require(conn, link.schema)
-        restore_settings(conn, link.schema)
-        sequences = advancing(link.schema, whole=False)
-        sequences.read(conn.execute(sequences.sql.encode(), dict(sequences.params)).fetchall())
-        return register(
-            conn,
-            link.schema,
-            lease=settings.lease,
-            concurrency=settings.concurrency,
-            version_tag=settings.version_tag,
-            queues=list(settings.queues),
-            tasks=state.tasks,
-            slots=list(settings.queues.values()),
-            listens=settings.listen,
-        )
+    with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, needing(conn, "work"):
+        with transaction(conn, link):
+            migrations.require(conn, link.schema)
+            restore_settings(conn, link.schema)
+            sequences = advancing(link.schema, whole=False)
+            sequences.read(conn.execute(sequences.sql.encode(), dict(sequences.params)).fetchall())
+            worker_id = register(
+                conn,
+                link.schema,
+                lease=settings.lease,
+                concurrency=settings.concurrency,
+                version_tag=settings.version_tag,
+                queues=list(settings.queues),
+                tasks=state.tasks,
+                slots=list(settings.queues.values()),
+                listens=settings.listen,
+            )
+        note_version(conn, link.schema, settings.version_tag)
+        return worker_id
+
+
+def note_version(conn: psycopg.Connection[Any], schema: str, version_tag: str) -> None:
+    """Note when the first worker of this version started. A worker works without that: if it fails, the log says so.
+
+    The connection is in autocommit mode. The row of the worker is committed: pages go by it until the next worker of
+    this version starts.
+    """
+    try:
+        with alarms.after(ROUND_TRIP_SECONDS, partial(hang_up, conn)):
+            conn.execute(statements.text("registration_version", schema), {"version_tag": version_tag})
+    except psycopg.Error as error:
+        log.warning("the start of version %s was not noted: %s", plain(version_tag), one_line(error))
 
 
 def restore_settings(conn: psycopg.Connection[Any], schema: str) -> None:

@@ -277,6 +277,32 @@ async def test_failures_are_grouped_and_the_groups_are_bounded(
     assert eyes.all("SELECT fingerprint FROM pgqueue.error_group") == []
 
 
+@pytest.mark.promise("F310")
+async def test_a_group_knows_the_version_that_failed_so_first(bench: Bench, eyes: Eyes) -> None:
+    """Naive is the version of the last failure: with the first failure after a deploy every cause is new."""
+
+    def failed(version: str, first: float) -> dict[str, Any]:
+        return {
+            "fingerprint": "a", "queue": "q", "task": "t", "error_type": "E", "version_tag": version, "count": 1,
+            "ids": [1], "first": first, "last": first,
+        }  # fmt: skip
+
+    def known() -> tuple[str, str]:
+        [found] = eyes.all("SELECT first_version, version_tag FROM pgqueue.error_group")
+        return found[0], found[1]
+
+    bench.part(errors=[failed("v2", 10.0)])
+    bench.part(errors=[failed("v1", 60.0)])
+    await bench.fold.round()
+    assert known() == ("v1", "v2")
+    bench.part(errors=[failed("v3", 0.0)])
+    await bench.fold.round()
+    assert known() == ("v1", "v3")
+    bench.part(errors=[failed("v0", 600.0)])  # of a worker that was away
+    await bench.fold.round()
+    assert known()[0] == "v0"
+
+
 @pytest.mark.promise("F92")
 async def test_a_writer_that_is_silent_for_a_day_is_forgotten(bench: Bench, eyes: Eyes) -> None:
     for hours in (1, 25):

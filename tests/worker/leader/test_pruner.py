@@ -286,3 +286,23 @@ async def test_operations_by_filter_are_kept_for_ninety_days(bench: Bench, eyes:
         (5,),
     ]
     assert eyes.one("SELECT count(*) FROM pgqueue.bulk_job") == 3
+
+
+@pytest.mark.promise("F309")
+async def test_versions_are_forgotten_after_thirty_days_without_a_worker(
+    bench: Bench, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.version_start SELECT 'v' || days, pgqueue.now() - make_interval(days => days) "
+        "FROM unnest(ARRAY[1, 29, 31, 32]) AS days"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, started_at) "
+        "VALUES ('1 h', 1, 1, 'h', 'v32', '{default}', pgqueue.now())"
+    )
+    await bench.pruner.forget("versions")
+    left = "SELECT version_tag FROM pgqueue.version_start ORDER BY first_at DESC"
+    assert eyes.all(left) == [("v1",), ("v29",), ("v32",)]
+    monkeypatch.setitem(pruner.FORGOTTEN, "versions", ("version_start", "pruner_versions", {"days": 30, "most": 1}))
+    await bench.pruner.forget("versions")
+    assert eyes.all(left) == [("v1",), ("v32",)]
