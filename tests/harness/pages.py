@@ -108,9 +108,14 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def anchors(page: Path) -> set[str]:
-    """The anchors of the page's headings, as GitHub makes them."""
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(prose(page))}
+    """The anchors of the page's headings."""
+    return set(map(anchor, _HEADING.findall(prose(page))))
 
 
 def links(page: Path) -> Iterator[str]:

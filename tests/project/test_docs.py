@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pages
 import pytest
-from pages import PAGES, ROOT, Block, Reader, anchors, blocks, links, prose
+from pages import PAGES, ROOT, Block, Reader, anchor, anchors, blocks, links, prose
 from servers import memory
 
 import pgqueue
@@ -225,6 +225,14 @@ def test_every_command_and_option_is_described(name: str) -> None:
     everywhere = {"--dsn", "--schema", "--help", "-h"}
     assert described - everywhere == flags(commands()[name]) - everywhere
     assert f"`{name}" in README.read_text(encoding="utf-8").split("## Commands", 1)[1].split("\n## ", 1)[0]
+
+
+def test_operations_begins_with_contents_that_lead_to_each_section() -> None:
+    text = OPERATIONS.read_text(encoding="utf-8")
+    contents = text.split("## Contents\n", 1)[1].split("\n## ", 1)[0]
+    headings = re.findall(r"^(?:## .+|### `pgqueue .+)$", text, re.MULTILINE)
+    led_to = re.findall(r"\]\(#([^)]+)\)", contents)
+    assert [each for each in headings if each != "## Contents" and anchor(each.lstrip("# ")) not in led_to] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=pages.name)
