@@ -5,11 +5,11 @@ that to the completer. Nothing here does I/O. The fetcher fills `offer`, the com
 
 Why each slot comes back, and each job that has started gets an outcome:
 
-1. A run has its slot until `group.end`, or until `group.take` answers None. A run on the loop then names no job any
-   more. One in a thread returns.
+1. A run has its slot until `group.end`, which is called on the loop only. A run on the loop then names no job any more.
 2. Whatever else ends a task on the loop, `_run_ended` is called, as the loop promises. If the run still names a job,
    its slot is given back. If the job has no outcome yet, so that it is still listed, it has failed.
-3. `_run_in_thread` catches whatever else ends its work in a thread, and does the same.
+3. `_run_in_thread` catches whatever else ends its work in a thread. If the job has no outcome yet, it has failed.
+   However a thread ends its work, `_thread_done` is called, which gives the slot back.
 4. So no exception of a handler, of what wraps it, of a hook or of an exception's own code is caught by its kind. Only
    CancelledError and GeneratorExit that the loop or this worker has sent pass: `_sent` tells them.
 
@@ -121,7 +121,7 @@ class Executor:
             assert job is not None
             self._forget(job, run)
             self._run_gone(run)
-            group.end(0.0)
+            group.end()
             if run.lost:  # it was taken away, and has ended by that
                 continue
             if run.stop_outcome is None:
@@ -243,18 +243,20 @@ class Executor:
         # If it was cancelled from outside, that was before its first step: its handler has not seen the job.
         released = task.cancelled() and task.cancelling() > 0
         outcome = RELEASED if error is None or released else undescribed(job, retry, error)
-        self._end_without_outcome(group, run, job, outcome)
+        try:
+            self._end_without_outcome(run, job, outcome)
+        finally:
+            group.end()
         self._slot_freed(group)
 
-    def _end_without_outcome(self, group: SlotGroup, run: Run, job: Job, outcome: Outcome) -> None:
-        """A run that did not end as it should gives back its slot. Its job ends with this outcome if it has none."""
+    def _end_without_outcome(self, run: Run, job: Job, outcome: Outcome) -> None:
+        """A run did not end as it should. Its job ends with this outcome if it has none."""
         try:
             if not run.lost and self._running.runs.get(job.id) is run:
                 self._finish(job, run.instead_of(outcome))
         finally:
             self._forget(job, run)
             run.job = None
-            group.end(0.0)
 
     def _slot_lost(self, job: Job) -> None:
         self._running.lost += 1
@@ -333,16 +335,15 @@ class Executor:
                 break
             entry = group.take(True, ran)
             if entry is None:
-                run.job = None
-                self._slot_freed(group)
-                return
+                break
             job, task = entry
             run.job = job
             running[job.id] = run
             if len(group.waiting) == group.prefetch // 2:
                 self._low()
         run.job = None
-        group.end(ran)
+        group.note(ran)
+        group.end()
         self._slot_freed(group)
 
     def _sent(self, me: asyncio.Task[None], error: BaseException) -> bool:
@@ -416,7 +417,7 @@ class Executor:
 
     def _run_in_thread(self, group: SlotGroup, run: Run, task: Task[..., Any]) -> bool:
         """Run this job, then waiting ones, until none is left; False if an exception was raised in this thread from
-        outside."""
+        outside. The slot is given back by `_thread_done`."""
         me, job = threading.get_ident(), run.job
         assert job is not None
         try:
@@ -433,17 +434,17 @@ class Executor:
                 self._forget(job, run)
                 entry = group.take(False, ran)
                 if entry is None:
-                    return True
+                    break
                 job, task = entry
                 run.job = job
                 self._running.runs[job.id] = run
                 if len(group.waiting) == group.prefetch // 2:
                     self._threads.call_loop(self._low)
         except BaseException as error:
-            self._end_without_outcome(group, run, job, undescribed(job, task.retry, error))
+            self._end_without_outcome(run, job, undescribed(job, task.retry, error))
             return False
-        group.end(ran)
-        return False
+        group.note(ran)
+        return not run.stopped
 
     def _finish_in_thread(self, job: Job, outcome: Outcome) -> None:
         """Hand on the outcome. A child that is forked there, by a hook or a filter of the log, would stay: it has no
@@ -454,6 +455,7 @@ class Executor:
 
     def _thread_done(self, group: SlotGroup, run: Run) -> None:
         self._run_gone(run)
+        group.end()
         self._slot_freed(group)
 
     def _call_thread(self, run: Run, me: int, job: Job, task: Task[..., Any]) -> Outcome:

@@ -87,20 +87,23 @@ class SlotGroup:
         return max(0, self.slots - self.running - len(self.waiting))
 
     def take(self, is_async: bool, seconds: float) -> Entry | None:
-        """The next waiting job for a run of this kind that has finished one; None: the run is over, its slot free."""
+        """The next waiting job for a run of this kind, whose job has lasted `seconds`; None: the run must end."""
         with self._lock:
-            self._seconds += seconds
-            self._jobs += 1
             if self.waiting and self.waiting[0][1].is_async is is_async and self.running <= self.slots - self.reserved:
+                self._seconds += seconds
+                self._jobs += 1
                 return self.waiting.popleft()
-            self.running -= 1
             return None
 
-    def end(self, seconds: float) -> None:
-        """A run is over, its slot free."""
+    def note(self, seconds: float) -> None:
+        """The last job of a run has lasted so long."""
         with self._lock:
             self._seconds += seconds
             self._jobs += 1
+
+    def end(self) -> None:
+        """A run is over, its slot free. Called on the loop: see the end of the head of threads.py."""
+        with self._lock:
             self.running -= 1
 
     def start(self) -> Entry | None:

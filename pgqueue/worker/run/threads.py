@@ -15,6 +15,19 @@ ever, because the new thread died before it could say that it lives. So the loop
 Why the count of idle threads stays right. Each entry of the inbox has a thread: one that was idle, one that is coming,
 or one that is missing. A thread that becomes free pays for a missing one first: it has just taken, or will take, that
 one's entry. Only if none is missing it is idle. All counts change on the loop.
+
+Why there is at most one thread for each slot, so that a handler's connection in its thread is opened once a slot:
+
+1. A run in a thread takes its slot on the loop, in the step that calls `start`. It gives the slot back in `done`.
+2. `done` is called on the loop, in the step that counts the thread as idle, or as gone. So whenever a step begins, each
+   thread that is neither idle nor gone, and each one that is coming or missing, belongs to a slot that is taken.
+3. `start` makes a thread only if none is idle. Then all threads belong to slots that are taken, and the new one to
+   another: they are no more than the slots.
+4. A handler that hangs keeps its thread and its slot. A thread that is gone has given its slot back, and a later
+   `start` makes another. So no job waits for a thread of another slot.
+
+In the naive version the slot is given back in the thread. Until the loop has heard of the idle thread, the next job
+finds a free slot and no thread, so another thread is made. Only one that was given up, and comes late, may be one more.
 """
 
 from __future__ import annotations

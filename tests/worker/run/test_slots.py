@@ -49,7 +49,8 @@ def test_room_is_what_fits_and_none_while_there_is_enough_at_hand() -> None:
     assert (group.room(), group.asked()) == (0, 4)  # more than half is left
     group.waiting.popleft()
     assert group.room() == 5
-    group.end(0.1)
+    group.note(0.1)
+    group.end()
     assert group.room() == 6
     group.prefetch = 0
     group.waiting.extend(waiting(20))
@@ -70,7 +71,8 @@ def test_the_prefetch_is_fifty_milliseconds_of_work(slots: int, jobs: int, secon
     group = SlotGroup(["a"], slots)
     group.running = jobs
     for _ in range(jobs):
-        group.end(seconds)
+        group.note(seconds)
+        group.end()
     group.adapt()
     assert group.prefetch == prefetch
     group.adapt()  # nothing new to go by
@@ -83,7 +85,8 @@ def test_of_jobs_left_since_the_last_look_as_many_stay_as_have_started_since() -
     group = SlotGroup(["a"], 4)
     group.running, group.prefetch = 100, 25
     for _ in range(100):
-        group.end(0.001)
+        group.note(0.001)
+        group.end()
     group.running = 4
     jobs: list[Any] = [Waiting() for _ in range(8)]
     group.put([(job, quick) for job in jobs[:4]])
