@@ -108,10 +108,10 @@ def cause(*codes: str) -> Callable[[Provoke], Provoke]:
 @cause("not_due")
 async def due_later(scene: Scene) -> Any:
     await scene.worker(scene.task("why.a"))
-    job = scene.enqueue("why.a", delay=192.4)
+    job = scene.enqueue("why.a", delay=11_550)
 
     def check(reason: Reason) -> None:
-        assert reason.text == "it is due in 3 m 12 s" and 190 < reason.details["seconds"] < 192.5
+        assert reason.text == "it is due in 3 h 12 m" and 11_520 < reason.details["seconds"] <= 11_550
 
     return job, check
 

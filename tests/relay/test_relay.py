@@ -446,20 +446,25 @@ async def test_an_idle_relay_asks_once_in_the_longest_pause(
 ) -> None:
     """One statement for each poll, and the pause grows to its most."""
     monkeypatch.setattr("pgqueue.relay.rounds.IDLE_MOST", 0.4)
-    asked: list[float] = []
-    real = Source.read
+    asked, meant = list[float](), list[float]()
+    read, stirs = Source.read, Source.stirs
 
-    async def read(self: Source, after: int, again: Sequence[int], most: int, most_bytes: int) -> Batch:
+    async def reads(self: Source, after: int, again: Sequence[int], most: int, most_bytes: int) -> Batch:
         asked.append(monotonic())
-        return await real(self, after, again, most, most_bytes)
+        return await read(self, after, again, most, most_bytes)
 
-    monkeypatch.setattr(Source, "read", read)
+    async def waits(self: Source, seconds: float) -> None:
+        meant.append(seconds)
+        await stirs(self, seconds)
+
+    monkeypatch.setattr(Source, "read", reads)
+    monkeypatch.setattr(Source, "stirs", waits)
     async with relaying(Relay(app_dsn, dsn)):
         await eventually(lambda: len(asked) >= 10)
         kept = sides.app.execute("SELECT query FROM pg_stat_activity WHERE application_name = 'pgqueue relay source'")
         assert [query.startswith("WITH reading") for (query,) in kept.fetchall()] == [True]
     pauses = [later - earlier for earlier, later in pairwise(asked)]
-    assert pauses[0] < 0.3 and min(pauses[-3:]) >= 0.4
+    assert meant[0] < 0.3 and min(pauses[-3:]) >= 0.4
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
