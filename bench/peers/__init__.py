@@ -14,7 +14,10 @@ In the order of reading:
   adapters/     what speaks to a peer, in its own language, and only through its public API
   child.py      a process of a peer: it enqueues, or it works
   stage.py      one peer on a fresh database, with its processes
-  scenarios.py  what is measured, and how
+  size.py       how much of everything a sample takes
+  drain.py      the drain that several scenarios share
+  curves.py     what depth and an old snapshot do
+  scenarios.py  all that is measured, and how
   record.py     every sample of a run, written down as soon as it is taken
   bars.py       what pgqueue must reach beside the peers
   report.py     the record as Markdown and SVG

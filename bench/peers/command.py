@@ -6,10 +6,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, strftime
+from typing import Any
 
 import click
 import psutil
@@ -19,7 +20,8 @@ from bench.peers.child import Died
 from bench.peers.install import ROOT, Home, NotInstalled, default_home
 from bench.peers.peer import Peer
 from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS, Scenario, Size, applies
+from bench.peers.scenarios import SCENARIOS, Scenario, applies
+from bench.peers.size import Size
 from bench.peers.stage import Servers
 from bench.server import Lab
 
@@ -32,7 +34,11 @@ FAILURES = (Died, NotInstalled, OSError, subprocess.SubprocessError, RuntimeErro
 @click.option("--only", default="", metavar="NAMES", help="These peers, with commas between; pgqueue always runs.")
 @click.option("--scenarios", default="", metavar="NAMES", help="These scenarios, with commas between.")
 @click.option("--rounds", default=3, show_default=True, help="Samples of each peer in each scenario.")
-@click.option("--full", is_flag=True, help="Also what takes long: a deep backlog, an old snapshot.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Also what takes long: a deep backlog, a snapshot of ten minutes, three rounds of each crash.",
+)
 @click.option("--quick", is_flag=True, help="Tiny and once: shows that each peer runs, not how fast anything is.")
 @click.option("--resume", is_flag=True, help="Go on with the run that the file holds.")
 @click.option("--list", "listed", is_flag=True, help="Say which peers and scenarios there are, and do nothing.")
@@ -97,7 +103,7 @@ def write_report(file: Path, to: Path) -> None:
 
 def _measure(found: Record, servers: Servers, contenders: list[Peer], wanted: list[Scenario], to: Path) -> None:
     """Take every sample that the record does not have; write it down after each."""
-    todo = [step for step in _steps(found.about["rounds"], contenders, wanted) if not _is_there(found, *step)]
+    todo = [step for step in _steps(found.about, contenders, wanted) if not _is_there(found, *step)]
     begun = monotonic()
     for number, (scenario, this, turn) in enumerate(todo):
         sample = _sample(servers, scenario, this, found)
@@ -109,9 +115,12 @@ def _measure(found: Record, servers: Servers, contenders: list[Peer], wanted: li
         click.echo(f"{place} {scenario.name} round {turn} {this.name}: {words}", err=True)
 
 
-def _steps(rounds: int, contenders: list[Peer], wanted: list[Scenario]) -> Iterator[tuple[Scenario, Peer, int]]:
+def _steps(
+    about: Mapping[str, Any], contenders: list[Peer], wanted: list[Scenario]
+) -> Iterator[tuple[Scenario, Peer, int]]:
     """Scenario by scenario, the peers in turn, their order turned round each time."""
     for scenario in wanted:
+        rounds = 1 if scenario.once and not about["full"] else about["rounds"]
         for turn in range(1, rounds + 1):
             for this in contenders if turn % 2 else contenders[::-1]:
                 if applies(scenario, this):
@@ -124,7 +133,7 @@ def _is_there(found: Record, scenario: Scenario, this: Peer, turn: int) -> bool:
 
 def _sample(servers: Servers, scenario: Scenario, this: Peer, found: Record) -> record.Sample:
     """One sample, or why there is none: a peer that fails never ends the run."""
-    size = Size(QUICK if found.about["quick"] else 1.0, found.medians(this.name))
+    size = Size(QUICK if found.about["quick"] else 1.0, found.medians(this.name), found.about["full"])
     try:
         with servers.stage(this, history=scenario.history) as stage:
             return dict(scenario.take(stage, size))
@@ -165,7 +174,7 @@ def _begin(to: Path, about: dict[str, object], *, resume: bool) -> Record:
     if not resume or not to.exists():
         return Record(about=about)
     found = record.read(to)
-    for key in ("server", "settings", "python", "pgqueue", "commit", "machine", "rounds", "quick"):
+    for key in ("server", "settings", "python", "pgqueue", "commit", "machine", "rounds", "quick", "full"):
         if found.about.get(key) != about[key]:
             raise click.UsageError(
                 f"{to} was made with {key} {found.about.get(key)!r}, and it is {about[key]!r} now: begin a new run"

@@ -8,9 +8,10 @@ from html import escape
 from pathlib import Path
 
 from bench.peers.bars import judge
+from bench.peers.drain import WITH_START
 from bench.peers.peer import OURS
 from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS, WITH_START, Measure, Scenario
+from bench.peers.scenarios import SCENARIOS, Measure, Scenario
 
 FIRST = ("application", "drain-1", "drain-2")
 PAGE = "peers.md"

@@ -18,50 +18,30 @@
 - `crashed`: PostgreSQL crashes and starts again while a worker works off jobs of 10 ms. From the moment when the server
   accepts connections until a job begins. Then the worker has a minute for what is left. Counted are the jobs that have
   not begun by then, and those that began twice. A worker that ends is started again, as by a supervisor.
-- `depth`: the drain of a part of many more jobs. Only with `--full`.
-- `held`: the drain while a snapshot is held that is older than the jobs and than one drain before. Only with `--full`.
+- `depth`, `depth-start`, `held`: see curves.py. The first two only with `--full`.
+- `killed`, `crashed` and `held` take long: one round of them, and all with `--full`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-import psycopg
-
+from bench.peers.curves import DEPTHS, PARTS, depth, depth_start, held
+from bench.peers.drain import drain
 from bench.peers.peer import Peer
+from bench.peers.size import PATIENCE, START_RATE, Size, Values
 from bench.peers.stage import Stage
 from bench.samples import percentile
 
-Values = dict[str, float]
-PATIENCE = 30.0  # seconds without any progress until a sample is given up
 WARM_JOBS = 200
 ONE_JOBS = 3_000
 BULK_MOST = 100_000
-START_RATE = 20.0
 HOUR = 3_600.0
 CRASHED_JOBS = 10_000
 AGAIN_SECONDS = 60.0
-WITH_START = "with_start"
-"""In the sample of a drain: starting the processes is in its figure, for half of its jobs were begun meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How much of everything a run takes, and what it has found out about this peer so far."""
-
-    scale: float = 1.0
-    found: Mapping[str, float] | None = None
-    """Medians of this peer's samples by `scenario.measure`."""
-
-    def jobs(self, full: int) -> int:
-        return max(50, round(full * self.scale))
-
-    def seconds(self, full: float) -> float:
-        return max(0.5, full * self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +54,24 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """Measures of one thing at several points, to be drawn as a line: `KEY@POINT` in the samples."""
+
+    key: str
+    heading: str
+    points: tuple[int, ...]
+    axis: str
+    less_is_better: bool = False
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return tuple(
+            Measure(f"{self.key}@{point}", f"{self.heading}, {point:,} {self.axis}", self.less_is_better)
+            for point in self.points
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One table of the report. Its first measure is the one that ratios are taken of."""
 
@@ -83,6 +81,9 @@ class Scenario:
     measures: tuple[Measure, ...]
     history: bool = False
     full_only: bool = False
+    once: bool = False
+    """One round, but with `--full`."""
+    curves: tuple[Curve, ...] = ()
 
 
 def one(stage: Stage, size: Size) -> Values:
@@ -110,37 +111,12 @@ def drain_2(stage: Stage, size: Size) -> Values:
     return drain(stage, jobs, 2)
 
 
-def drain(stage: Stage, jobs: int, processes: int) -> Values:
-    """Drain all that waits, `jobs`, with so many processes, which end then."""
-    transactions, started, at_start = stage.transactions(), monotonic(), stage.counters()
-    stage.work(processes)
-    begun = stage.wait_for_each(processes, jobs, PATIENCE)
-    before = stage.counters()
-    counted = jobs - stage.ran().total()
-    if too_few := counted < jobs / 2:
-        counted, begun, before = jobs, started, at_start
-    stage.wait_for(jobs, PATIENCE)
-    ended = stage.wait_until_done(PATIENCE)
-    after = stage.counters()
-    stage.stop_work()
-    grown = {name: (after[name] - before[name]) / counted for name in before}
-    return {
-        "jobs_s": counted / (ended - begun),
-        "server_us": 1e6 * grown["server_cpu"],
-        "worker_us": 1e6 * grown["worker_cpu"],
-        **({WITH_START: 1.0} if too_few else {}),
-        **({"wal_bytes": grown["wal"]} if "wal" in grown else {}),
-        **({"transactions": (stage.transactions() - transactions) / jobs} if stage.dsn else {}),
-    }
-
-
 def start(stage: Stage, size: Size) -> Values:
     return _starts(stage, size, 0.0)
 
 
 def start_loaded(stage: Stage, size: Size) -> Values:
-    found = size.found or {}
-    known = [found[key] for key in ("drain-1.jobs_s", "bulk.jobs_s") if key in found]
+    known = size.known("drain-1.jobs_s", "bulk.jobs_s")
     return _starts(stage, size, min(known) / 2 if known else stage.peer.size / 10)
 
 
@@ -241,39 +217,6 @@ def idle(stage: Stage, size: Size) -> Values:
     }
 
 
-def depth(stage: Stage, size: Size) -> Values:
-    """The first tenth of a depth of a million, or of what one peer enqueues in a minute."""
-    rate = (size.found or {}).get("bulk.jobs_s", stage.peer.size)
-    waiting = size.jobs(min(1_000_000, round(60 * rate)))
-    part = min(size.jobs(stage.peer.size), waiting // 2)
-    stage.fill("noop", waiting)
-    stage.work()
-    begun = stage.wait_for(1, 2 * PATIENCE)
-    first = stage.ran().total()
-    ended = stage.wait_for(first + part, 2 * PATIENCE)
-    return {"jobs_s": (stage.ran().total() - first) / (ended - begun), "waiting": waiting}
-
-
-def held(stage: Stage, size: Size) -> Values:
-    """A drain, and another one under the same snapshot, which sees all that the first has left behind."""
-    jobs = size.jobs(stage.peer.size)
-    with _snapshot(stage.dsn):
-        stage.fill("noop", jobs)
-        first = drain(stage, jobs, 1)
-        stage.fill("noop", jobs)
-        second = drain(stage, jobs, 1)
-    return {"share": second["jobs_s"] / first["jobs_s"], "jobs_s": second["jobs_s"]}
-
-
-@contextmanager
-def _snapshot(dsn: str) -> Iterator[None]:
-    with psycopg.connect(dsn) as conn:
-        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        conn.execute("SELECT FROM pg_class LIMIT 1")
-        yield
-        conn.rollback()
-
-
 RATE = Measure("jobs_s", "jobs/s")
 _STARTS = (Measure("p50_ms", "p50 ms", True), Measure("p95_ms", "p95 ms", True), Measure("p99_ms", "p99 ms", True))
 _COSTS = (
@@ -288,6 +231,10 @@ _IDLE = (
     Measure("worker_cpu", "worker CPU %", True),
     Measure("server_cpu", "server CPU %", True),
 )
+_DEPTH_RATES = Curve("jobs_s", "jobs/s", DEPTHS, "waiting")
+_DEPTH_STARTS = Curve("p50_ms", "p50 ms", DEPTHS, "waiting", less_is_better=True)
+_HELD_RATES = Curve("jobs_s", "jobs/s", PARTS, f"of {len(PARTS)} parts of the time")
+_HELD_STARTS = Curve("p50_ms", "p50 ms", PARTS, f"of {len(PARTS)} parts of the time", less_is_better=True)
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -310,6 +257,7 @@ SCENARIOS = {
             "A worker is killed: seconds until its jobs run again",
             killed,
             (Measure("again_s", "s", True), Measure("held", "jobs"), Measure("left", "not within 60 s", True)),
+            once=True,
         ),
         Scenario(
             "crashed",
@@ -322,9 +270,38 @@ SCENARIOS = {
                 Measure("twice", "jobs begun twice", True),
                 Measure("revived", "workers that ended", True),
             ),
+            once=True,
         ),
-        Scenario("depth", "Drain of a part, very many waiting", depth, (RATE,), full_only=True),
-        Scenario("held", "Drain under an old snapshot", held, (Measure("share", "of the first"), RATE), full_only=True),
+        Scenario(
+            "depth",
+            "Drain of a part, more and more waiting",
+            depth,
+            (Measure("flat", "rate at the deepest, of that at 10,000"), *_DEPTH_RATES.measures),
+            full_only=True,
+            curves=(_DEPTH_RATES,),
+        ),
+        Scenario(
+            "depth-start",
+            "From commit to start, more and more waiting in another queue",
+            depth_start,
+            (Measure("flat", "p50 at the deepest, of that at 1,000", True), *_DEPTH_STARTS.measures),
+            full_only=True,
+            curves=(_DEPTH_STARTS,),
+        ),
+        Scenario(
+            "held",
+            "A snapshot is held: a flow of jobs, then a drain",
+            held,
+            (
+                Measure("share", "drain after the flow, of the one before"),
+                Measure("last", "jobs/s in the last half, of the first"),
+                RATE,
+                Measure("seconds", "s held"),
+                *_HELD_STARTS.measures,
+            ),
+            once=True,
+            curves=(_HELD_RATES, _HELD_STARTS),
+        ),
     )
 }
 

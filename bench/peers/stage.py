@@ -138,13 +138,15 @@ class Stage:
         self.work(len(ended), **self._worked)
         return len(ended)
 
-    def stop_work(self) -> None:
-        """End the workers, and forget what they have counted."""
+    def stop_work(self) -> int:
+        """End the workers, and forget what they have counted; how much that was."""
         for worker in self.workers:
             worker.end()
         self.workers.clear()
+        ran = self.ran().total()
         for file in self._folder.glob("count-*"):
             file.unlink()
+        return ran
 
     def fill(self, task: str, jobs: int) -> None:
         """Enqueue so many, from a process that ends then, and let PostgreSQL know how large its tables are."""

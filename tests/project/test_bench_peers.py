@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bench.peers import command, peer, record, report
+from bench.peers import command, curves, peer, record, report
 from bench.peers.bars import BARS, Bar, judge
 from bench.peers.command import peers, write_report
+from bench.peers.curves import DEPTHS
+from bench.peers.drain import WITH_START
 from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS, WITH_START, Scenario
+from bench.peers.scenarios import SCENARIOS, Scenario
+from bench.peers.size import Size
 
 ADAPTERS = Path(command.__file__).parent / "adapters"
 BROKEN = """
@@ -69,6 +73,71 @@ def test_a_peer_that_fails_is_listed_and_the_others_are_measured(tmp_path: Path)
     assert "Absent: it needs a machine that there is not" in first.output
 
 
+@pytest.mark.second
+def test_curves_have_a_figure_at_each_point(tmp_path: Path) -> None:
+    table, to = tmp_path / "table.toml", tmp_path / "peers.json"
+    table.write_text(BROKEN.partition("[peers.broken]")[0], encoding="utf-8")
+    options = ["--quick", "--table", str(table), "--home", str(tmp_path / "home"), "--json", str(to)]
+
+    done = CliRunner().invoke(peers, [*options, "--scenarios", "depth,depth-start,held"])
+
+    assert done.exit_code == 0, done.output
+    for name in ("depth", "depth-start", "held"):
+        sample = record.read(to).samples[name]["pgqueue"]["1"]
+        measured = {measure.key for curve in SCENARIOS[name].curves for measure in curve.measures}
+        points = {key for key in measured if not key.endswith(f"@{DEPTHS[-1]}")}  # too many for the size in this table
+        seen = {key for key, value in sample.items() if value > 0}
+        # In a part of a tenth of a second there is not always a commit that is timed.
+        assert points - seen <= {measure for measure in points if name == "held" and "p50" in measure}, sample
+
+
+class HeldStage:
+    """Stands in for a stage of ten jobs: counts, at each fill, the sessions that hold a snapshot."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.peer = peer.read().peers[peer.OURS]
+        self.holding: list[int] = []
+
+    def fill(self, task: str, jobs: int) -> None:
+        with psycopg.connect(self.dsn) as conn:
+            found = conn.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND backend_xmin IS NOT NULL AND state = 'idle in transaction'"
+            ).fetchone()
+        assert found is not None
+        self.holding.append(found[0])
+
+
+def test_the_snapshot_is_older_than_the_first_job_and_held_to_the_last(dsn: str, monkeypatch: Any) -> None:
+    rates = iter([(100.0, 10), (80.0, 10)])
+    monkeypatch.setattr(curves, "_rate", lambda stage, part: next(rates))
+    monkeypatch.setattr(curves, "_flow", lambda stage, size: {"last": 1.0})
+    stage: Any = HeldStage(dsn)
+
+    values = curves.held(stage, Size())
+
+    assert stage.holding == [1, 1]
+    assert values == {"share": 0.8, "jobs_s": 80.0, "last": 1.0}
+
+
+def test_a_depth_that_takes_too_long_to_fill_is_left_out() -> None:
+    stage: Any = HeldStage("")
+    assert curves._depths(stage, Size(found={"bulk.jobs_s": 4_000.0})) == [1_000, 10_000, 100_000]
+    assert curves._depths(stage, Size(found={"bulk.jobs_s": 1.0})) == [1_000]
+    assert curves._depths(stage, Size(found={"bulk.jobs_s": 50_000.0})) == list(DEPTHS)
+
+
+def test_what_takes_long_has_one_round_but_in_a_full_run() -> None:
+    known = peer.chosen(peer.read().peers, ["graphile-worker"])
+    steps = command._steps({"rounds": 3, "full": False}, known, [SCENARIOS["held"], SCENARIOS["one"]])
+    assert [(scenario.name, turn) for scenario, this, turn in steps if this.name == peer.OURS] == [
+        ("held", 1),
+        *(("one", turn) for turn in (1, 2, 3)),
+    ]
+    assert len(list(command._steps({"rounds": 3, "full": True}, known, [SCENARIOS["held"]]))) == 6
+
+
 @pytest.mark.promise("F260")
 def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to = tmp_path / "peers.json"
@@ -83,7 +152,9 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path, monkeyp
     monkeypatch.setattr(command, "_sample", sample)
     contenders = peer.chosen(peer.read().peers, ["graphile-worker"])
     wanted = [SCENARIOS["one"], SCENARIOS["bulk"]]
-    found = Record({"rounds": 1, "quick": True}, {name: _about(name) for name in ("pgqueue", "graphile-worker")})
+    found = Record(
+        {"rounds": 1, "quick": True, "full": False}, {name: _about(name) for name in ("pgqueue", "graphile-worker")}
+    )
     servers: Any = None
     with pytest.raises(KeyboardInterrupt):
         command._measure(found, servers, contenders, wanted, to)
@@ -132,7 +203,7 @@ def test_pgqueue_runs_beside_whatever_is_named() -> None:
 
 def test_peers_take_turns_in_changing_order() -> None:
     known = peer.chosen(peer.read().peers, ["graphile-worker"])
-    steps = command._steps(2, known, [SCENARIOS["one"]])
+    steps = command._steps({"rounds": 2, "full": False}, known, [SCENARIOS["one"]])
     assert [(this.name, turn) for _, this, turn in steps] == [
         ("pgqueue", 1),
         ("graphile-worker", 1),
@@ -243,7 +314,7 @@ def test_a_run_is_not_gone_on_with_when_it_was_made_of_something_else(tmp_path: 
         "commit": "a",
         "machine": "m",
     }
-    about |= {"rounds": 3, "quick": False}
+    about |= {"rounds": 3, "quick": False, "full": False}
     Record(about=about).write(file)
     assert command._begin(file, about, resume=True).about == about
     assert command._begin(file, {**about, "commit": "b"}, resume=False).samples == {}

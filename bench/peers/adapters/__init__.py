@@ -9,6 +9,6 @@ It has a class `Peer` with these methods, each plain or async:
     many(task, jobs)      enqueue these with the peer's best call for many
     work()                run one worker process until SIGTERM
 
-There are two tasks. `noop(number)` does nothing. `application(number, text)` has 200 bytes of arguments and waits 1 ms.
-Both call `handler.ran(number)` first.
+There are three tasks. `noop(number)` does nothing. `application(number, text)` has 200 bytes of arguments and waits
+1 ms. Both call `handler.ran(number)` first. `elsewhere(number)` goes to a queue that `work` does not serve.
 """

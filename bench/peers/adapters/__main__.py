@@ -117,7 +117,7 @@ def main(name: str, role: str) -> None:
 
 
 def _job(task: str, number: int) -> Job:
-    return {"number": number} if task == "noop" else {"number": number, "text": TEXT}
+    return {"number": number, "text": TEXT} if task == "application" else {"number": number}
 
 
 async def _result(answer: Any) -> None:

@@ -29,6 +29,7 @@ def application(number: int, text: str) -> None:
 
 
 TASKS = {fn.__name__: app.task(name=fn.__name__)(fn) for fn in (noop, application)}
+TASKS["elsewhere"] = app.task(name="elsewhere", queue="elsewhere")(noop)
 
 
 class Peer:

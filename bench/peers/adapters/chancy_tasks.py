@@ -23,7 +23,7 @@ async def application(*, number: int, text: str) -> None:
     await asyncio.sleep(handler.WORK_SECONDS)
 
 
-TASKS = {fn.__name__: fn for fn in (noop, application)}
+TASKS = {fn.__name__: fn for fn in (noop, application)} | {"elsewhere": noop}
 
 
 class Peer:
@@ -60,4 +60,4 @@ class Peer:
             await worker.wait_for_shutdown()
 
     def _job(self, task: str, job: dict[str, Any]) -> Any:
-        return Job.from_func(TASKS[task], kwargs=job, queue="bench")
+        return Job.from_func(TASKS[task], kwargs=job, queue="elsewhere" if task == "elsewhere" else "bench")

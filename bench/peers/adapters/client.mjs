@@ -32,7 +32,7 @@ export function ran(number) {
 }
 
 const now = () => Number(process.hrtime.bigint()) / 1e9;
-const job = (task, number) => (task === "noop" ? { number } : { number, text: TEXT });
+const job = (task, number) => (task === "application" ? { number, text: TEXT } : { number });
 const pause = (seconds) => (seconds > 0 ? sleep(seconds * 1000) : undefined);
 const say = (answer) => process.stdout.write(JSON.stringify(answer) + "\n");
 

@@ -34,7 +34,9 @@ class Peer:
         self._client.destroy()
 
     def one(self, task: str, job: dict[str, Any]) -> None:
-        self._client.enqueue({"queue_name": "bench", "workflow_name": task}, **job)
+        self._client.enqueue(
+            {"queue_name": "elsewhere" if task == "elsewhere" else "bench", "workflow_name": task}, **job
+        )
 
     def many(self, task: str, jobs: list[dict[str, Any]]) -> None:
         for job in jobs:

@@ -24,6 +24,7 @@ def application(number: int, text: str) -> None:
 
 
 ACTORS = {fn.__name__: dramatiq.actor(fn) for fn in (noop, application)}
+ACTORS["elsewhere"] = dramatiq.actor(noop, actor_name="elsewhere", queue_name="elsewhere")
 
 
 class Peer:
@@ -44,4 +45,6 @@ class Peer:
             ACTORS[task].send(**job)
 
     def work(self) -> None:
-        handler.become("dramatiq", __name__, "--processes", "1", "--threads", str(SETTINGS["threads"]))
+        handler.become(
+            "dramatiq", __name__, "--processes", "1", "--threads", str(SETTINGS["threads"]), "--queues", "default"
+        )

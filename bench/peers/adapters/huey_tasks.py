@@ -11,6 +11,7 @@ from bench.peers.adapters import handler
 from bench.peers.adapters.handler import HISTORY, REDIS, SETTINGS
 
 huey = RedisHuey("bench", url=REDIS, results=HISTORY, store_none=HISTORY)
+unserved = RedisHuey("elsewhere", url=REDIS)
 
 
 def noop(number: int) -> None:
@@ -23,6 +24,7 @@ def application(number: int, text: str) -> None:
 
 
 TASKS = {fn.__name__: huey.task(name=fn.__name__)(fn) for fn in (noop, application)}
+TASKS["elsewhere"] = unserved.task(name="elsewhere")(noop)
 
 
 class Peer:
@@ -34,6 +36,7 @@ class Peer:
 
     def close(self) -> None:
         huey.storage.close()
+        unserved.storage.close()
 
     def one(self, task: str, job: dict[str, Any]) -> None:
         TASKS[task](**job)

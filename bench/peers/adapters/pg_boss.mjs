@@ -19,7 +19,7 @@ let boss;
 await main({
   async setup() {
     boss = await begin(enqueuing);
-    for (const name of Object.keys(handlers)) await boss.createQueue(name, { notify: true });
+    for (const name of [...Object.keys(handlers), "elsewhere"]) await boss.createQueue(name, { notify: true });
     await boss.stop();
   },
   async open() { boss = await begin(enqueuing); },

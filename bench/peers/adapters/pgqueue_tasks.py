@@ -27,7 +27,12 @@ async def application(number: int, text: str) -> None:
     await asyncio.sleep(handler.WORK_SECONDS)
 
 
-TASKS: dict[str, Any] = {"noop": noop, "application": application}
+@pgqueue.task(name="elsewhere", queue="elsewhere")
+async def elsewhere(number: int) -> None:
+    """No worker serves its queue."""
+
+
+TASKS: dict[str, Any] = {"noop": noop, "application": application, "elsewhere": elsewhere}
 
 
 class Peer:
@@ -50,6 +55,6 @@ class Peer:
             await pgqueue.aenqueue_many(self._conn, batch)
 
     async def work(self) -> None:
-        worker = pgqueue.Worker(dsn=DSN, concurrency=SETTINGS["concurrency"])
+        worker = pgqueue.Worker(dsn=DSN, queues=["default"], concurrency=SETTINGS["concurrency"])
         await worker.start()
         await worker.run()

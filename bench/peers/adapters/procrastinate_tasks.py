@@ -28,6 +28,7 @@ class Peer:
         connector = procrastinate.PsycopgConnector(conninfo=DSN, max_size=SETTINGS["max_size"])
         self._app = procrastinate.App(connector=connector)
         self._tasks = {fn.__name__: self._app.task(name=fn.__name__)(fn) for fn in (noop, application)}
+        self._tasks["elsewhere"] = self._app.task(name="elsewhere", queue="elsewhere")(noop)
 
     async def setup(self) -> None:
         async with self._app.open_async():
@@ -48,4 +49,4 @@ class Peer:
 
     async def work(self) -> None:
         async with self._app.open_async():
-            await self._app.run_worker_async(concurrency=SETTINGS["concurrency"])
+            await self._app.run_worker_async(queues=["default"], concurrency=SETTINGS["concurrency"])

@@ -21,7 +21,7 @@ def application(number: int, text: str) -> None:
     time.sleep(handler.WORK_SECONDS)
 
 
-TASKS = {fn.__name__: fn for fn in (noop, application)}
+TASKS = {fn.__name__: fn for fn in (noop, application)} | {"elsewhere": noop}
 KEPT_SECONDS = 86_400 if HISTORY else 0
 
 
@@ -31,19 +31,20 @@ class Peer:
 
     def open(self) -> None:
         self._redis = Redis.from_url(REDIS)
-        self._queue = Queue("bench", connection=self._redis)
+        queue, elsewhere = (Queue(name, connection=self._redis) for name in ("bench", "elsewhere"))
+        self._queues = {task: elsewhere if task == "elsewhere" else queue for task in TASKS}
 
     def close(self) -> None:
         self._redis.close()
 
     def one(self, task: str, job: dict[str, Any]) -> None:
-        self._queue.enqueue(TASKS[task], kwargs=job, result_ttl=KEPT_SECONDS)
+        self._queues[task].enqueue(TASKS[task], kwargs=job, result_ttl=KEPT_SECONDS)
 
     def many(self, task: str, jobs: list[dict[str, Any]]) -> None:
         for low in range(0, len(jobs), SETTINGS["bulk"]):
             batch = jobs[low : low + SETTINGS["bulk"]]
             prepared = [Queue.prepare_data(TASKS[task], kwargs=job, result_ttl=KEPT_SECONDS) for job in batch]
-            self._queue.enqueue_many(prepared)
+            self._queues[task].enqueue_many(prepared)
 
     def work(self) -> None:
         options = ["--url", REDIS, "--worker-class", SETTINGS["worker_class"], "--quiet"]

@@ -11,6 +11,7 @@ from bench.peers.adapters import handler
 from bench.peers.adapters.handler import HISTORY, REDIS, SETTINGS
 
 broker = RedisStreamBroker(url=REDIS, queue_name="bench", consumer_group_name="workers")
+unserved = RedisStreamBroker(url=REDIS, queue_name="elsewhere", consumer_group_name="workers")
 if HISTORY:
     broker = broker.with_result_backend(RedisAsyncResultBackend(redis_url=REDIS, result_ex_time=86_400))
 
@@ -25,6 +26,7 @@ async def application(number: int, text: str) -> None:
 
 
 TASKS = {fn.__name__: broker.task(task_name=fn.__name__)(fn) for fn in (noop, application)}
+TASKS["elsewhere"] = unserved.task(task_name="elsewhere")(noop)
 
 
 class Peer:
@@ -34,9 +36,11 @@ class Peer:
 
     async def open(self) -> None:
         await broker.startup()
+        await unserved.startup()
 
     async def close(self) -> None:
         await broker.shutdown()
+        await unserved.shutdown()
 
     async def one(self, task: str, job: dict[str, Any]) -> None:
         await TASKS[task].kiq(**job)

@@ -1,0 +1,32 @@
+"""How much of everything a sample takes, and what is known of this peer so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Values = dict[str, float]
+PATIENCE = 30.0  # seconds without any progress until a sample is given up
+START_RATE = 20.0
+"""Jobs a second whose start is timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The share of the full number of jobs, and of the seconds; `full` asks for what takes long."""
+
+    scale: float = 1.0
+    found: Mapping[str, float] | None = None
+    """Medians of this peer's samples by `scenario.measure`."""
+    full: bool = False
+
+    def jobs(self, full: int) -> int:
+        return max(50, round(full * self.scale))
+
+    def seconds(self, full: float) -> float:
+        return max(0.5, full * self.scale)
+
+    def known(self, *measures: str) -> list[float]:
+        """Those of these medians that there are."""
+        found = self.found or {}
+        return [found[measure] for measure in measures if measure in found]
