@@ -1,7 +1,7 @@
-"""Charts as numbers: where each bar, line and mark of an SVG stands. A template draws them; no text is made here.
+"""The steps that charts are made of, and small lines beside a number. `panel.py` makes whole charts of the steps.
 
 Pure. The history comes in minutes or hours, and only those in which something happened. Here each chart has the same
-number of steps, and an empty one is a zero or a gap.
+number of steps, and an empty one is a zero or a gap. A template draws them; no text is made here.
 """
 
 from __future__ import annotations
@@ -18,23 +18,10 @@ WIDTH, HEIGHT = 720, 140
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A part of a step: `kind` says what it counts, `value` how many."""
-
-    kind: str
-    value: float
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of some steps. `top` is the value of its upper edge; `lines` are the points of a line without a gap."""
+    """A small line without an axis. `top` is the value of its upper edge, and `lines` the points of each piece."""
 
     top: float
-    bars: tuple[Bar, ...] = ()
     lines: tuple[str, ...] = ()
 
 
@@ -69,22 +56,6 @@ def steps(rows: Iterable[HistoryRow], first: datetime, length: timedelta, number
     return [Step(first + place * length, tuple(each)) for place, each in enumerate(found)]
 
 
-def stacked(given: Sequence[Step], kinds: Sequence[str]) -> Chart:
-    """A bar for each step, made of one part for each of these numbers, the first at the ground."""
-    top = max((sum(step.sum(kind) or 0 for kind in kinds) for step in given), default=0) or 1
-    width, bars = WIDTH / max(1, len(given)), []
-    for place, step in enumerate(given):
-        ground = float(HEIGHT)
-        for kind in kinds:
-            if value := step.sum(kind):
-                height = value / top * HEIGHT
-                ground -= height
-                bars.append(
-                    Bar(kind, value, _short(place * width), _short(ground), _short(0.85 * width), _short(height))
-                )
-    return Chart(top, tuple(bars))
-
-
 def line(given: Sequence[Step], value: Callable[[Step], float | None], least: float = 0) -> Chart:
     """A line over the steps that have a value; the line has a gap where one has none. A step is as wide as a bar."""
     return line_of([value(step) for step in given], least)
@@ -103,13 +74,7 @@ def line_of(values: Sequence[float | None], least: float = 0) -> Chart:
         elif piece:
             pieces.append(" ".join(piece))
             piece = []
-    return Chart(top, lines=tuple(pieces))
-
-
-def place_of(at: datetime, first: datetime, whole: timedelta) -> float | None:
-    """Where a time stands on the axis; None if it is not on it."""
-    share = (at - first) / whole
-    return _short(share * WIDTH) if 0 <= share <= 1 else None
+    return Chart(top, tuple(pieces))
 
 
 def _short(number: float) -> float:

@@ -97,12 +97,14 @@ def _environment() -> Environment:
     made.filters |= {
         "ago": ago,
         "arguments": _arguments,
+        "clock": lambda at, form: at.astimezone(UTC).strftime(_CLOCKS[form]),
         "count": _count,
         "folded": folded,
         "iso": lambda at: at.astimezone(UTC).isoformat(timespec="milliseconds"),
         "json_text": lambda value: json.dumps(value, default=_plain, ensure_ascii=False, indent=2),
         "lasting": lambda seconds: "" if seconds is None else lasting(seconds),
         "jobs": lambda value, one, more: plural(value["n"], one, more, _count(value)),
+        "minute": lambda at: f"{at.astimezone(UTC):%Y-%m-%dT%H:%M}",
         "number": lambda value: "" if value is None else f"{value:,}",
         "percent": lambda share: "" if share is None else f"{share:.1%}".replace("%", " %"),
         "plural": plural,
@@ -113,6 +115,9 @@ def _environment() -> Environment:
         "utc": lambda at: f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
     }
     return made
+
+
+_CLOCKS = {"clock": "%H:%M", "date": "%m-%d", "moment": "%m-%d %H:%M"}
 
 
 def _printable(value: Any) -> Any:

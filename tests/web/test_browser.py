@@ -119,7 +119,7 @@ def test_everything_is_reached_by_keyboard_and_seen_there(
     assert [each for each in (first, *reached) if not (each["outlined"] and each["inside"])] == []
     wanted: int = operator.page.evaluate(
         "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, "
-        '[tabindex="0"]\')].filter(e => e.checkVisibility()).length'
+        '[tabindex="0"]\')].filter(e => e.checkVisibility() && e.tabIndex >= 0).length'
     )
     radios: int = operator.page.evaluate("document.querySelectorAll('input[type=radio]').length")
     assert wanted - radios <= len(reached) + 1 <= wanted
@@ -154,6 +154,20 @@ def tabbed(at: Tab) -> Iterator[dict[str, Any]]:
         if found != "the same":
             yield found
     raise AssertionError("the Tab key does not leave the page")
+
+
+@pytest.mark.promise("F311", "F156")
+def test_times_of_charts_are_those_of_the_zone_that_is_shown(browser: Browser, url: str) -> None:
+    with tab(browser, url, timezone_id="Asia/Kathmandu") as seen:  # UTC and 5:45
+        seen.sign_in(READER)
+        seen.go("/history")
+        times = seen.page.locator(".columns time.clock")
+        assert times.count() > 60
+        utc = [str(each.get_attribute("datetime"))[11:16] for each in times.all()]
+        assert times.all_text_contents() == utc
+        seen.page.get_by_role("button", name="Show my zone").click()
+        minutes = [int(each[:2]) * 60 + int(each[3:]) + 345 for each in utc]
+        assert times.all_text_contents() == [f"{each // 60 % 24:02}:{each % 60:02}" for each in minutes]
 
 
 def test_pages_of_an_empty_queue_say_what_to_do(browser: Browser, pgqueue_databases: Databases, tmp_path: Path) -> None:

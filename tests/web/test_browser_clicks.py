@@ -231,9 +231,50 @@ def test_what_runs_unusually_long_and_where_is_seen_without_a_click(hand: Hand, 
     hand.page.set_viewport_size({"width": 1280, "height": 844})
 
 
+CHARTS = ("/", "/history", "/queue?name=mail", "/task?name=cards.charge")
+
+
 @pytest.mark.promise("F147", "F162")
 def test_the_bars_of_charts_are_seen(hand: Hand) -> None:
-    for path in ("/", "/history", "/queue?name=mail", "/task?name=cards.charge"):
+    for path in CHARTS:
         hand.at.go(path)
-        bars = hand.page.locator("svg.chart rect.bar-completed")
+        bars = hand.page.locator("svg.plot path.bar-completed")
         assert bars.count() > 0 and bars.first.is_visible(), path
+
+
+@pytest.mark.promise("F311")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_step_says_its_values_on_hover_and_leads_to_its_jobs(hand: Hand, width: int) -> None:
+    """Naive is a column that does not stand above its bar. The bar of a step has its middle in the middle of it."""
+    page = hand.page
+    page.set_viewport_size({"width": width, "height": 844})
+    for path in CHARTS:
+        hand.at.go(path)
+        assert page.locator(".tip:visible").count() == 0
+        column = page.locator(".columns li").nth(20)
+        column.hover()
+        [tip] = page.locator(".tip:visible").all()
+        assert re.match(r"\d\d:\d\d · .*completed", tip.inner_text()), path
+        box, shown = column.bounding_box(), tip.bounding_box()
+        assert box is not None and shown is not None
+        assert shown["x"] >= 0 and shown["x"] + shown["width"] <= width, "the values are on the page"
+        for plot in page.locator("svg.plot").all():
+            drawn = plot.bounding_box()
+            assert drawn is not None
+            assert box["y"] <= drawn["y"] and box["y"] + box["height"] >= drawn["y"] + drawn["height"] - 1
+            middle = drawn["x"] + 20.5 / 60 * drawn["width"]
+            assert abs(box["x"] + box["width"] / 2 - middle) <= 1.5, path
+    hand.click(page.locator(".columns li").nth(20))
+    page.wait_for_url(re.compile(r"/jobs\?since=.*&until=.*&task=cards\.charge"))
+    assert hand.clicks == 1
+    page.set_viewport_size({"width": 1280, "height": 844})
+
+
+@pytest.mark.promise("F311", "F313")
+def test_the_axis_has_times_of_the_clock_and_names_the_version(hand: Hand) -> None:
+    hand.at.go("/history")
+    labels = hand.page.locator(".columns li > time")
+    assert labels.count() >= 3
+    assert all(re.fullmatch(r"\d\d:(00|15|30|45)", text) for text in labels.all_inner_texts())
+    flag = hand.page.locator(".version .flag")
+    assert flag.inner_text() == "2026.11.2" and flag.is_visible()

@@ -36,16 +36,6 @@ def test_each_step_has_the_rows_of_its_time_and_no_other() -> None:
 
 
 @pytest.mark.promise("F147")
-def test_bars_stand_on_each_other_and_the_highest_step_fills_the_chart() -> None:
-    given = charts.steps([row(0, completed=3, failed=1), row(2, failed=2)], FIRST, MINUTE, 3)
-    chart = charts.stacked(given, ("completed", "failed"))
-    assert chart.top == 4
-    parts = [(bar.kind, bar.value, bar.x, bar.y, bar.height) for bar in chart.bars]
-    assert parts == [("completed", 3, 0, 35, 105), ("failed", 1, 0, 0, 35), ("failed", 2, 480, 70, 70)]
-    assert charts.stacked(charts.steps([], FIRST, MINUTE, 3), ("failed",)).bars == ()
-
-
-@pytest.mark.promise("F147")
 def test_a_line_has_a_gap_where_nothing_was_measured() -> None:
     given = charts.steps([row(0, oldest=5.0), row(1, oldest=10.0), row(3, oldest=0.0)], FIRST, MINUTE, 4)
     chart = charts.line(given, lambda step: step.most("oldest"))
@@ -53,12 +43,6 @@ def test_a_line_has_a_gap_where_nothing_was_measured() -> None:
     assert chart.lines == ("0.0,70.0 153.0,70.0 180.0,0.0 333.0,0.0", "540.0,140.0 693.0,140.0")
     empty = charts.line(charts.steps([], FIRST, MINUTE, 4), lambda step: step.most("oldest"))
     assert (empty.lines, empty.top) == ((), 1)
-
-
-@pytest.mark.promise("F147")
-@pytest.mark.parametrize(("minutes", "x"), [(-1, None), (0, 0), (1, 360), (2, 720), (3, None)])
-def test_a_mark_stands_at_its_time(minutes: int, x: float | None) -> None:
-    assert charts.place_of(FIRST + minutes * MINUTE, FIRST, 2 * MINUTE) == x
 
 
 @pytest.mark.promise("F162")
@@ -71,13 +55,12 @@ async def test_the_overview_draws_the_last_hour(dsn: str, eyes: Eyes) -> None:
             "3, ARRAY[0, 0, 12] FROM pgqueue.ring, generate_series(5, 6) AS g WHERE kind = 'minute'"
         )
         found = (await browser.get("/", headers={"accept": "application/json"})).json()
-        assert [(each["kind"], each["value"]) for each in found["charts"]["ended"]["bars"]] == [
-            ("completed", 9),
-            ("failed", 3),
-        ] * 2
-        assert len(found["charts"]["waits"]["lines"]) == 1 and found["hour"]["completed"] == 18
+        ended, waits = found["charts"]["figures"]
+        values = {part["name"]: [each for each in part["numbers"] if each] for part in ended["parts"]}
+        assert values == {"completed": [9, 9], "retried": [], "failed": [3, 3]}
+        assert waits["parts"][0]["path"].count("M") == 1 and found["hour"]["completed"] == 18
         page = (await browser.get("/")).text
-        assert page.count('class="chart"') == 2 and {"bar-completed", "bar-failed"} <= set(re.findall(r"bar-\w+", page))
+        assert page.count('class="plot"') == 2 and {"bar-completed", "bar-failed"} <= set(re.findall(r"bar-\w+", page))
 
 
 @pytest.mark.promise("F147")
@@ -95,10 +78,10 @@ async def test_the_page_draws_what_happened_and_marks_changes_by_hand(dsn: str, 
         page = await browser.get("/history", params={"range": range_})
         assert page.status_code == 200, page.text
         assert {"bar-completed", "bar-failed"} <= set(re.findall(r"bar-\w+", page.text))
-        assert 'class="mark"' in page.text and "pause by ann" in page.text
+        assert 'class="change late"' in page.text and "1: pause by ann" in page.text
         assert 'style="' not in page.text
         found = (await browser.get("/history", params={"range": range_}, headers={"accept": "application/json"})).json()
-        [item] = found["items"]
+        [item] = [each for each in found["items"] if each["is_counted"]]
         assert (item["started"], item["completed"], item["failed"]) == (12, 9, 3)
         none = await browser.get("/history", params={"range": range_, "queue": "other"})
         assert "Nothing happened" in none.text
@@ -120,10 +103,11 @@ async def test_a_version_is_marked_where_its_first_worker_started(dsn: str, eyes
     )
     async with reading(dsn) as browser:
         asked = {"accept": "application/json"}
-        found = (await browser.get("/history", headers=asked)).json()["versions"]
-        assert [each["version"] for each in found] == ["v2<b>"]
-        assert 0.4 * charts.WIDTH < found[0]["x"] < 0.6 * charts.WIDTH
+        found = (await browser.get("/history", headers=asked)).json()["charts"]
+        assert [each["text"] for each in found["marks"]] == ["Version v2<b> began"]
+        [place] = [place for place, each in enumerate(found["columns"]) if each["kind"] == "version"]
+        assert 27 <= place <= 31 and found["columns"][place]["flags"] == ["v2<b>"]
         page = (await browser.get("/history")).text
-        assert page.count('class="version"') >= 2 and "v2&lt;b&gt; began: the start of its first worker" in page
-        found = (await browser.get("/history?range=30d", headers=asked)).json()["versions"]
-        assert [each["version"] for each in found] == ["v2<b>", "v1"]
+        assert page.count('class="version') == 1 and '<span class="flag">v2&lt;b&gt;</span>' in page
+        found = (await browser.get("/history?range=30d", headers=asked)).json()["charts"]["marks"]
+        assert [each["text"] for each in found] == ["Version v1 began", "Version v2<b> began"]

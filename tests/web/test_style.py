@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -10,21 +11,72 @@ from pgqueue.web import rendering
 
 CSS = (rendering.HERE / "static" / "pgqueue.css").read_text(encoding="utf-8")
 THEMES = [
-    dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)
+    dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)
 ]
 TEXTS = ("text", "quiet", "link", "bad", "warn", "good")
 
 
+def linear(colour: str) -> list[float]:
+    """Red, green and blue as light, 0 to 1."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
 def luminance(colour: str) -> float:
     """As WCAG defines it, 0 to 1."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = linear(colour)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: str, other: str) -> float:
     lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
+
+
+FILLS = ("fill-done", "fill-warn", "fill-bad", "edge")
+"""Colours of bars. `edge` is that of the time before a version."""
+APART = 20
+"""So far are two parts from each other in CIELAB; a tenth of that is a difference that can just be seen."""
+DEUTERANOPE = (
+    (0.367322, 0.860646, -0.227968),
+    (0.280085, 0.672501, 0.047413),
+    (-0.011820, 0.042940, 0.968881),
+)
+"""How eyes without cones for green see light: Machado, Oliveira and Fernandes 2009, severity 1.0, in linear RGB."""
+
+
+def seen(colour: str, eyes: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+    """The colour in CIELAB, as these eyes see it."""
+    light = linear(colour)
+    red, green, blue = (min(1, max(0, sum(map(float.__mul__, row, light)))) for row in eyes)
+    parts = (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883,
+    )
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in parts)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.promise("F314")
+def test_the_eyes_of_a_deuteranope_confuse_green_and_red() -> None:
+    """The measure itself: what everybody tells apart, and these eyes hardly do."""
+    plain = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+    green, red = "#14622a", "#a3150b"
+    assert math.dist(seen(green, plain), seen(red, plain)) > 90
+    assert math.dist(seen(green, DEUTERANOPE), seen(red, DEUTERANOPE)) < 30
+    assert seen("#ffffff", plain) == pytest.approx((100, 0, 0), abs=0.1)
+
+
+@pytest.mark.promise("F314")
+@pytest.mark.parametrize("theme", THEMES, ids=["light", "dark"])
+def test_marks_of_charts_are_seen_on_the_ground_and_told_apart_by_deuteranopes(theme: dict[str, str]) -> None:
+    """Naive is green, amber and red: completed and failed look alike."""
+    for name in (*FILLS, "link", "text"):
+        assert contrast(theme[name], theme["ground"]) >= 3, name
+    for name in FILLS:
+        for other in FILLS[FILLS.index(name) + 1 :]:
+            assert math.dist(seen(theme[name], DEUTERANOPE), seen(theme[other], DEUTERANOPE)) >= APART, (name, other)
 
 
 @pytest.mark.promise("F144")
@@ -42,5 +94,5 @@ def test_there_are_two_themes_and_every_colour_is_one_of_them() -> None:
     light, dark = THEMES
     assert set(light) == set(dark)
     assert re.findall(r"#[0-9a-f]{3,8}\b", re.sub(r":root \{.*?\}", "", CSS, flags=re.DOTALL)) == []
-    assert set(re.findall(r"var\(--(\w+)\)", CSS)) == set(light)
+    assert set(re.findall(r"var\(--([\w-]+)\)", CSS)) == set(light)
     assert "url(" not in CSS and "@import" not in CSS

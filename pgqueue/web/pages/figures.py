@@ -16,7 +16,7 @@ from pgqueue.web import charts
 from pgqueue.web.charts import Step
 from pgqueue.web.pages.history import begin, waiting
 from pgqueue.web.pages.page import plain
-from pgqueue.web.pages.tasks import UNCOUNTED
+from pgqueue.web.panel import UNCOUNTED
 
 STEP = timedelta(minutes=2)
 STEPS = 30

@@ -1,27 +1,31 @@
 """What happened, as charts: throughput, failures, waits, and how many jobs there were.
 
-Changes by hand are marked, and new versions of the application.
+Changes by hand are marked, and new versions of the application. A step that is not counted yet has no numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.history import Step as Unit
-from pgqueue.admin.versions import aversions
+from pgqueue.admin.versions import Version, aversions
 from pgqueue.jobs import histogram
 from pgqueue.jobs.values import EPOCH
 from pgqueue.web import charts
-from pgqueue.web.charts import Chart, Step
+from pgqueue.web.charts import Step
 from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.panel import Drawing, Mark, Panel
 from pgqueue.web.problems import Problem
 
 MARKS_MOST = 200
-ENDED = ("completed", "failed", "retried")
+ENDED = (("completed", "completed"), ("retried", "to be made again"), ("failed", "failed"))
+"""The parts of a bar and their labels, the one at the ground first."""
+ATTEMPTS = "Jobs that ended, and attempts to be made again"
+WAITS = ("Waits: 95 % waited at most", "95 % waited at most")
 RANGES: dict[str, tuple[Unit, timedelta, int]] = {
     "1h": ("minute", timedelta(minutes=1), 60),
     "6h": ("minute", timedelta(minutes=5), 72),
@@ -44,34 +48,42 @@ async def history(asked: Asked) -> Page:
     rows = await asked.read(lambda conn: ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all"))
     changes = await asked.read(lambda conn: aaudit(conn, since=first, limit=MARKS_MOST))
     versions = await asked.read(aversions)
+    now = datetime.now(UTC)
     given = charts.steps(rows, first, length, number)
-    marks = [_mark(each, charts.place_of(each.at, first, number * length)) for each in changes]
-    started = [
-        {"x": x, "at": each.first_at, "version": each.version}
-        for each in versions
-        if (x := charts.place_of(each.first_at, first, number * length)) is not None
+    drawing = Drawing(given, length, now)
+    figures = [drawing.bars("ended", ATTEMPTS, ENDED), drawing.line("waits", *WAITS, wait, is_time=True)]
+    if task is None:
+        figures.append(drawing.line("waiting", "Jobs that are available or blocked", "waiting", waiting))
+        oldest = ("The oldest job that could run", "oldest")
+        figures.append(drawing.line("oldest", *oldest, lambda step: step.most("oldest"), is_time=True))
+    drawn = drawing.panel(figures, [*version_marks(versions), *map(change_mark, changes)])
+    view = {"asked": {"range": range_, "queue": queue or "", "task": task or ""}, "extents": EXTENTS}
+    items = [
+        _item(step, column.is_counted)
+        for step, column in zip(given, drawn.columns, strict=True)
+        if step.rows or not column.is_counted
     ]
-    view = {
-        "asked": {"range": range_, "queue": queue or "", "task": task or ""},
-        "extents": EXTENTS,
-        "box": (charts.WIDTH, charts.HEIGHT),
-    }
-    shown = {
-        "ended": charts.stacked(given, ENDED),
-        "waits": charts.line(given, _wait),
-        "waiting": charts.line(given, waiting) if task is None else None,
-        "oldest": charts.line(given, lambda step: step.most("oldest")) if task is None else None,
-    }
-    more = {"first": first, "step_seconds": length.total_seconds(), "charts": plain(shown)}
-    more |= {"marks": marks, "versions": started}
-    return Page("history.html", [_item(step) for step in given if step.rows], more, view)
+    more = {"first": first, "step_seconds": length.total_seconds(), "charts": plain(drawn)}
+    return Page("history.html", items, more, view | {"happened": any(step.rows for step in given)})
 
 
-def last_hour(rows: Sequence[HistoryRow]) -> dict[str, Chart]:
+def last_hour(rows: Sequence[HistoryRow], versions: Sequence[Version]) -> Panel:
     """What ended in the last hour, and how long jobs waited, of the rows of its minutes."""
     _, length, number = RANGES["1h"]
-    given = charts.steps(rows, begin(datetime.now(UTC), length) - (number - 1) * length, length, number)
-    return {"ended": charts.stacked(given, ENDED), "waits": charts.line(given, _wait)}
+    now = datetime.now(UTC)
+    drawing = Drawing(charts.steps(rows, begin(now, length) - (number - 1) * length, length, number), length, now)
+    figures = [drawing.bars("ended", ATTEMPTS, ENDED), drawing.line("waits", *WAITS, wait, is_time=True)]
+    return drawing.panel(figures, version_marks(versions))
+
+
+def version_marks(versions: Iterable[Version]) -> list[Mark]:
+    """The first start of each."""
+    return [Mark(each.first_at, "version", each.version, f"Version {each.version} began") for each in versions]
+
+
+def change_mark(entry: AuditEntry) -> Mark:
+    """Without the target: it may be a filter, with arguments of jobs."""
+    return Mark(entry.at, "change", "", f"{entry.action} by {entry.actor}, {entry.count:,}")
 
 
 def begin(at: datetime, length: timedelta) -> datetime:
@@ -85,16 +97,13 @@ def waiting(step: Step) -> float | None:
     return None if available is None or blocked is None else available + blocked
 
 
-def _wait(step: Step) -> float | None:
+def wait(step: Step) -> float | None:
+    """The time that 95 % of the attempts have waited at most; None if none has begun."""
     return histogram.quantile(step.merged("wait"), 0.95) if step.rows else None
 
 
-def _item(step: Step) -> dict[str, Any]:
-    counted = {name: step.sum(name) for name in ("started", "completed", "failed", "retried")}
-    measured = {"wait_p95": _wait(step), "waiting": waiting(step), "oldest": step.most("oldest")}
-    return {"at": step.at} | counted | measured
-
-
-def _mark(entry: AuditEntry, x: float | None) -> dict[str, Any]:
-    """Without the target: it may be a filter, with arguments of jobs."""
-    return {"x": x, "at": entry.at, "actor": entry.actor, "action": entry.action, "count": entry.count}
+def _item(step: Step, is_counted: bool) -> dict[str, Any]:
+    names = ("started", "completed", "failed", "retried")
+    counted = {name: step.sum(name) if is_counted else None for name in names}
+    measured = {"wait_p95": wait(step), "waiting": waiting(step), "oldest": step.most("oldest")}
+    return {"at": step.at, "is_counted": is_counted} | counted | measured

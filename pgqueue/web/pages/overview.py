@@ -76,7 +76,7 @@ async def overview(asked: Asked) -> Page:
             "longest": None if ran is None else longest(*ran),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": hour,
-            "charts": plain(last_hour(history)) if history else None,
+            "charts": plain(last_hour(history, versions)) if history else None,
             "problems": [_said(problem) for problem in problems],
         },
         {

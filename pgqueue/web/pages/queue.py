@@ -7,20 +7,25 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
+from pgqueue.admin.audit import aaudit
 from pgqueue.admin.depth import adepth
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.task_history import TaskRow, atask_history
+from pgqueue.admin.versions import aversions
 from pgqueue.admin.workers import WorkerNow, aworkers
 from pgqueue.web import charts
-from pgqueue.web.pages.history import ENDED, RANGES, begin
+from pgqueue.web.pages.history import ATTEMPTS, ENDED, RANGES, begin, change_mark, version_marks, waiting
 from pgqueue.web.pages.jobs import TABS
 from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.panel import Drawing
 from pgqueue.web.problems import Problem
 
 TREND = timedelta(minutes=15)
 """The trend is that of this time."""
 LEAST = 3
 """Of fewer measured minutes no trend is told."""
+CHANGES_MOST = 200
+"""So many changes by hand are looked at for those of a queue."""
 STEADY = 0.5
 """Jobs a minute: below that a queue neither rises nor falls."""
 
@@ -37,19 +42,24 @@ async def queue(asked: Asked) -> Page:
     rows = await asked.read(lambda conn: ahistory(conn, since=first, queue=name, step=step, by="all"))
     ran = await asked.read(lambda conn: atask_history(conn, first, step, queue=name))
     workers = [each for each in await asked.read(aworkers) if name in each.queues]
-    given = charts.steps(rows, first, length, number)
-    shown = {
-        "waiting": charts.line(given, lambda each: _waiting(each.rows[0]) if each.rows else None),
-        "ended": charts.stacked(given, ENDED),
-    }
+    versions = await asked.read(aversions)
+    recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
+    drawing = Drawing(charts.steps(rows, first, length, number), length, now)
+    figures = [
+        drawing.line("waiting", "Jobs that are available or blocked", "waiting", waiting),
+        drawing.bars("ended", ATTEMPTS, ENDED),
+    ]
+    changed = [change_mark(each) for each in recorded if each.target.get("queue") == name]
+    drawn = drawing.panel(figures, [*version_marks(versions), *changed])
     item = plain(found) | {
         "trend": trend([row for row in rows if row.at >= now - TREND]),
         "tasks": [_task(row) for row in ran.rows],
         "served_by": [_worker(each) for each in workers],
         "states": [{"state": state, "query": urlencode({"state": state, "queue": name})} for state in TABS],
     }
-    view = {"box": (charts.WIDTH, charts.HEIGHT), "steady": STEADY}
-    return Page("queue.html", [item], {"first": first, "charts": plain(shown)}, view)
+    return Page(
+        "queue.html", [item], {"first": first, "charts": plain(drawn)}, {"steady": STEADY, "happened": bool(rows)}
+    )
 
 
 def trend(rows: Sequence[HistoryRow]) -> float | None:

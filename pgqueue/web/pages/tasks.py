@@ -30,9 +30,10 @@ from pgqueue.admin.versions import Version, aversions, brought, newest
 from pgqueue.errors import JobNotFound
 from pgqueue.jobs import histogram
 from pgqueue.web import charts
-from pgqueue.web.pages.history import ENDED, EXTENTS, RANGES, begin
+from pgqueue.web.pages.history import ATTEMPTS, ENDED, EXTENTS, RANGES, WAITS, begin, change_mark, version_marks, wait
 from pgqueue.web.pages.jobs import TABS, hides_class
 from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.panel import UNCOUNTED, Drawing
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import HIDDEN, Redaction
 
@@ -49,8 +50,6 @@ QUOTED_MOST = 5
 """The messages of so many causes are read, each from the newest job that has failed so."""
 CHANGES_MOST = 200
 """So many changes by hand are looked at for those of a task."""
-UNCOUNTED = timedelta(minutes=2)
-"""So new minutes are not counted yet."""
 
 
 async def tasks(asked: Asked) -> Page:
@@ -97,14 +96,15 @@ async def task(asked: Asked) -> Page:
     paused = await asked.read(lambda conn: atask_paused(conn, name))
     versions = await asked.read(aversions)
     last = newest(versions)
-    given = charts.steps(rows, first, length, number)
+    drawing = Drawing(charts.steps(rows, first, length, number), length, now)
     figures, split = _figures(rows, UNITS[step], first, now, last)
-    shown = {
-        "ended": charts.stacked(given, ENDED),
-        "runs": charts.line(given, lambda each: histogram.quantile(each.merged("run"), 0.95)),
-        "waits": charts.line(given, lambda each: histogram.quantile(each.merged("wait"), 0.95)),
-    }
-    marks = [] if split is None else [{"x": charts.place_of(split, first, number * length)}]
+    changed = [each for each in recorded if each.target.get("task") == name]
+    shown = [
+        drawing.bars("ended", ATTEMPTS, ENDED),
+        drawing.line("runs", "Runs: 95 % ran at most", "95 % ran at most", _run, is_time=True),
+        drawing.line("waits", *WAITS, wait, is_time=True),
+    ]
+    drawn = drawing.panel(shown, [*version_marks(versions), *map(change_mark, changed)])
     item = {
         "name": name,
         "is_paused": paused,
@@ -113,11 +113,14 @@ async def task(asked: Asked) -> Page:
         if last is None
         else {"name": last.version, "at": last.first_at, "is_compared": split is not None},
         "causes": [_cause(each, messages, asked.redaction, versions) for each in groups],
-        "changes": [_change(each) for each in recorded if each.target.get("task") == name],
+        "changes": [_change(each) for each in changed],
         "states": [{"state": state, "query": urlencode({"state": state, "task": name})} for state in TABS],
     }
-    view = {"range": range_, "extents": EXTENTS, "box": (charts.WIDTH, charts.HEIGHT), "versions": marks}
-    return Page("task.html", [item], {"first": first, "charts": plain(shown)}, view)
+    return Page("task.html", [item], {"first": first, "charts": plain(drawn)}, {"range": range_, "extents": EXTENTS})
+
+
+def _run(step: charts.Step) -> float | None:
+    return histogram.quantile(step.merged("run"), 0.95) if step.rows else None
 
 
 def _range(asked: Asked, known: Mapping[str, object]) -> str:

@@ -41,8 +41,14 @@
         if (show === local) each.title = `${local(at)} ${zoneName()}`;
         continue;
       }
-      if (each.textContent !== show(at)) each.textContent = show(at);
+      const text = part(show(at), each.className);
+      if (each.textContent !== text) each.textContent = text;
     }
+  }
+
+  // What a chart shows of a time: its columns are narrow.
+  function part(text, form) {
+    return form === "clock" ? text.slice(11, 16) : form === "date" ? text.slice(5, 10) : form === "moment" ? text.slice(5, 16) : text;
   }
 
   function zoneName() {
