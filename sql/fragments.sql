@@ -10,7 +10,7 @@ lock_key, lock_limit, on_locked, limit_key, rate_key
 
 -- name: beside_headers
 -- What stays with a job for good, beside its id and its headers: to these a retry may add one. Every partition has these columns.
-queue, priority, task, args, enqueued_at, {{keys}}, unique_key, idempotency_key
+queue, priority, task, args, enqueued_at, {{keys}}, unique_key, idempotency_key, node
 
 -- name: beside_id
 -- What stays with a job for good, beside its id. Every partition has these columns.
@@ -57,7 +57,7 @@ CASE WHEN octet_length(headers_text) <= 2097152 THEN headers_text END, lock_key,
 CASE WHEN coalesce(unique_key, idempotency_key) IS NOT NULL
           AND greatest(octet_length(unique_key), octet_length(idempotency_key)) <= 500
      THEN json_build_array(unique_key, idempotency_key)::text END,
-limit_key, rate_key,
+limit_key, rate_key, node,
 CASE WHEN {{readable}} THEN NULL
      ELSE json_build_array(octet_length(args_text), octet_length(headers_text), headers IS NULL,
                            greatest(octet_length(unique_key), octet_length(idempotency_key)))::text END
@@ -109,7 +109,7 @@ FROM (
 
 -- name: no_job
 -- The columns of `claimed` in a row that holds a summary instead of a job.
-NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 
 -- name: front
 -- The rank of a job that goes back to its lane: before jobs that were never taken. A job with crashes goes to the lanes of poison jobs.

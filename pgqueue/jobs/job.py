@@ -205,7 +205,7 @@ class Job:
     @property
     def too_large(self) -> str | None:
         """Which of its values is larger than an enqueue takes, as it may be after a plain INSERT; None: none is."""
-        return None if self.args is not None else _too_large(*msgspec.json.decode(self._row[19]))
+        return None if self.args is not None else _too_large(*msgspec.json.decode(self._row[20]))
 
     @property
     def deadline(self) -> datetime | None:
@@ -244,6 +244,12 @@ class Job:
         """The key of its rate, `name` or `name:key`; None without a rate."""
         key: str | None = self._row[18]
         return key
+
+    @property
+    def node(self) -> int | None:
+        """The node of its flow, the flow's number included; None for a job of no flow."""
+        node: int | None = self._row[19]
+        return node
 
     @property
     def unique_key(self) -> str | None:

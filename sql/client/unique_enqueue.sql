@@ -33,7 +33,7 @@ WITH put AS MATERIALIZED (
 -- name: unique_enqueue_replace
 -- Jobs that have never started become what this batch says (as `unique_enqueue`, with the job's id), in one move. They keep their ids,
 -- their keys and the time of their first enqueue, and start at the latest so many seconds after that. If its time has come, a job keeps
--- its turn: it goes to the front of its lane. What was asked of its last run, which never began, is forgotten. One row: the ids of the jobs
+-- its turn: it goes to the front of its lane. A job that waits for its release still waits. What was asked of its last run, which never began, is forgotten. One row: the ids of the jobs
 -- that were changed; the others are on the move.
 WITH asked AS MATERIALIZED (
     SELECT line.holder::bigint AS id, line.since::timestamptz AS since, nullif(coalesce(line.at_most, %(at_most)s::text), '')::float8 AS at_most, {{line_values}}
@@ -47,17 +47,22 @@ WITH asked AS MATERIALIZED (
 ), forgotten AS MATERIALIZED (
     SELECT pgqueue.forget_requests(array_agg(id), array_agg(enqueued_at)) AS n FROM gone
 ), changed AS MATERIALIZED (
-    SELECT {{job}}, holds, was_due, least(run_at, enqueued_at + make_interval(secs => at_most)) AS run_at
+    SELECT {{job}}, holds, was_due, waits_for, least(run_at, enqueued_at + make_interval(secs => at_most)) AS run_at
     FROM asked JOIN gone USING (id)
 ), judged AS MATERIALIZED (
     SELECT *, run_at > pgqueue.now() IS TRUE AS later FROM changed
+), still_waiting AS (
+    INSERT INTO pgqueue.job_blocked (state, key, rank, run_at, {{job}})
+    SELECT 'blocked', waits_for, 2 * priority + 1, run_at, {{job}} FROM judged WHERE waits_for IS NOT NULL
+    RETURNING id
 ), now_available AS (
     INSERT INTO pgqueue.job_available (state, rank, run_at, {{job}})
-    SELECT 'available', 2 * priority + CASE WHEN was_due THEN 0 ELSE 1 END, run_at, {{job}} FROM judged WHERE NOT later
+    SELECT 'available', 2 * priority + CASE WHEN was_due THEN 0 ELSE 1 END, run_at, {{job}} FROM judged
+    WHERE NOT later AND waits_for IS NULL
     RETURNING id, queue
 ), now_scheduled AS (
     INSERT INTO pgqueue.job_scheduled (state, rank, run_at, {{job}})
-    SELECT 'scheduled', 2 * priority + 1, run_at, {{job}} FROM judged WHERE later
+    SELECT 'scheduled', 2 * priority + 1, run_at, {{job}} FROM judged WHERE later AND waits_for IS NULL
     RETURNING id
 ), told AS (
     -- A job that held a key has given it up; a sweep lets in the jobs that wait for it.
@@ -69,7 +74,7 @@ WITH asked AS MATERIALIZED (
     ) AS heard
     WHERE %(notify)s::boolean
 )
-SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled), (SELECT count(done) FROM told), (SELECT n FROM forgotten);
+SELECT ARRAY(SELECT id FROM now_available UNION ALL SELECT id FROM now_scheduled UNION ALL SELECT id FROM still_waiting), (SELECT count(done) FROM told), (SELECT n FROM forgotten);
 
 -- name: unique_enqueue_impatient
 -- For the rest of this transaction: wait 5 ms at most for a transaction that has a key or a row.

@@ -4,7 +4,7 @@
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_running,
     pgqueue.job_done, pgqueue.job_dead, pgqueue.attempt, pgqueue.job_progress, pgqueue.ring, pgqueue.worker, pgqueue.supervisor, pgqueue.migration,
-    pgqueue.depth
+    pgqueue.depth, pgqueue.flow, pgqueue.node, pgqueue.flow_kept
     TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked, pgqueue.job_dead TO :"role";

@@ -6,7 +6,7 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
     pgqueue.supervisor_order, pgqueue.schedule, pgqueue.tick, pgqueue.declaration, pgqueue.key_limit, pgqueue.key_rate,
     pgqueue.limiter, pgqueue.migration, pgqueue.relay_fence, pgqueue.paused_task, pgqueue.audit, pgqueue.history_minute,
     pgqueue.history_hour, pgqueue.error_group, pgqueue.duty, pgqueue.depth, pgqueue.version_start, pgqueue.bulk,
-    pgqueue.bulk_job
+    pgqueue.bulk_job, pgqueue.flow, pgqueue.node, pgqueue.flow_kept
     TO :"role";
 -- Which ids and positions were given: `pgqueue why`.
 GRANT SELECT ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";

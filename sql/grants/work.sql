@@ -4,6 +4,8 @@
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq, pgqueue.job_hold_seq TO :"role";
 GRANT SELECT ON pgqueue.migration, pgqueue.queue, pgqueue.paused_task TO :"role";
+GRANT SELECT, DELETE, UPDATE (id) ON pgqueue.flow, pgqueue.node TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.flow_kept TO :"role";
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.discarded_key TO :"role";

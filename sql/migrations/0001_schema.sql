@@ -170,12 +170,18 @@ CREATE TABLE pgqueue.job (
     idempotency_key text COLLATE "C",
     rate_key        text COLLATE "C",
     -- In which order holders have come: what enters `running` draws the next number, but for the plain jobs of a claim.
-    hold_pos        bigint
+    hold_pos        bigint,
+    -- The node of its flow (see `pgqueue.node`); NULL for a job of no flow. Negative until the job is released: until then
+    -- it waits for other nodes, and is blocked. A job that never had to wait has a positive one. History keeps the sign.
+    node            bigint
 ) PARTITION BY LIST (state);
 COMMENT ON TABLE pgqueue.job IS 'Every job, in the partition of its state. Read it freely; never UPDATE it.';
 ALTER SEQUENCE pgqueue.job_id_seq  OWNED BY pgqueue.job.id;
 ALTER SEQUENCE pgqueue.job_pos_seq OWNED BY pgqueue.job.pos;
 
+-- A job that waits for its release is in `job_blocked`, and nowhere else among the jobs that live: each table refuses it,
+-- or what is no such job. NULL passes `node > 0`.
+--
 -- What others write is checked where it enters: available and scheduled. Moves between our own states trust it. A
 -- statement pays for every constraint anew (seven were a third of a one-row insert): hence one for each table.
 --
@@ -186,7 +192,7 @@ CREATE TABLE pgqueue.job_available PARTITION OF pgqueue.job (
     CONSTRAINT job_available_is_ready CHECK (
         priority BETWEEN 0 AND 9 AND pos > 0 AND octet_length(queue) BETWEEN 1 AND 40
         AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL
-        AND run_at < 'infinity' AND (coalesce(lock_key, limit_key, rate_key) IS NULL
+        AND node > 0 AND run_at < 'infinity' AND (coalesce(lock_key, limit_key, rate_key) IS NULL
              OR pgqueue.keys_can_be(lock_key, lock_limit, on_locked, limit_key, rate_key)))
 ) FOR VALUES IN ('available');
 CREATE UNIQUE INDEX job_available_id ON pgqueue.job_available (id);
@@ -206,12 +212,13 @@ CREATE INDEX job_available_keyed ON pgqueue.job_available (queue, rank, pos NULL
     WHERE coalesce(lock_key, limit_key, rate_key) IS NOT NULL;
 CREATE INDEX job_available_limit_holds ON pgqueue.job_available (limit_key, coalesce(hold_pos, 9223372036854775807))
     WHERE holds AND limit_key IS NOT NULL;
+CREATE INDEX job_available_node ON pgqueue.job_available (node, id) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_scheduled PARTITION OF pgqueue.job (
     run_at NOT NULL,
     CONSTRAINT job_scheduled_is_waiting CHECK (
         priority BETWEEN 0 AND 9 AND octet_length(queue) BETWEEN 1 AND 40 AND isfinite(run_at)
-        AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL
+        AND worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL AND node > 0
         AND (lock_key IS NULL AND limit_key IS NULL AND rate_key IS NULL
              OR pgqueue.keys_can_be(lock_key, lock_limit, on_locked, limit_key, rate_key)))
 ) FOR VALUES IN ('scheduled');
@@ -221,6 +228,7 @@ CREATE INDEX job_scheduled_lock_holds ON pgqueue.job_scheduled (lock_key, coales
     WHERE holds AND lock_key IS NOT NULL;
 CREATE INDEX job_scheduled_limit_holds ON pgqueue.job_scheduled (limit_key, coalesce(hold_pos, 9223372036854775807))
     WHERE holds AND limit_key IS NOT NULL;
+CREATE INDEX job_scheduled_node ON pgqueue.job_scheduled (node, id) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_blocked PARTITION OF pgqueue.job (
     key NOT NULL,
@@ -228,7 +236,7 @@ CREATE TABLE pgqueue.job_blocked PARTITION OF pgqueue.job (
     -- and one that holds something waits for what comes after it.
     CONSTRAINT job_blocked_is_not_taken CHECK (
         worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL
-        AND NOT (holds AND starts_with(key, 'lock:')))
+        AND NOT (holds AND starts_with(key, 'lock:')) AND (node < 0) IS TRUE = starts_with(key, 'node:'))
 ) FOR VALUES IN ('blocked');
 
 -- The one on ids comes last: while a table is empty all indexes cost the same, and the one made last is taken.
@@ -248,6 +256,7 @@ CREATE INDEX job_blocked_line ON pgqueue.job_blocked (key, rank, id) WHERE key I
 
 -- As those of limits: a column of its own, because no line of all queues will do.
 CREATE INDEX job_blocked_rate_line ON pgqueue.job_blocked (substr(key, 6), queue, rank, id) WHERE left(key, 5) = 'rate:';
+CREATE INDEX job_blocked_node ON pgqueue.job_blocked (node, id) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_running PARTITION OF pgqueue.job (
     worker_id NOT NULL,
@@ -255,13 +264,14 @@ CREATE TABLE pgqueue.job_running PARTITION OF pgqueue.job (
     started_at NOT NULL,
     -- A job with a key runs only if it was let in: the table itself refuses a statement that would start one unasked.
     CONSTRAINT job_running_is_held CHECK (
-        finished_at IS NULL AND (coalesce(lock_key, limit_key, rate_key) IS NULL OR holds OR key IS NOT NULL))
+        finished_at IS NULL AND node > 0 AND (coalesce(lock_key, limit_key, rate_key) IS NULL OR holds OR key IS NOT NULL))
 ) FOR VALUES IN ('running');
 CREATE UNIQUE INDEX job_running_id ON pgqueue.job_running (id);
 CREATE INDEX job_running_worker ON pgqueue.job_running (worker_id, claim);
 CREATE INDEX job_running_lock ON pgqueue.job_running (lock_key, coalesce(hold_pos, 9223372036854775807)) WHERE lock_key IS NOT NULL;
 CREATE INDEX job_running_limit ON pgqueue.job_running (limit_key, coalesce(hold_pos, 9223372036854775807))
     WHERE limit_key IS NOT NULL;
+CREATE INDEX job_running_node ON pgqueue.job_running (node, id) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_done PARTITION OF pgqueue.job (
     finished_at NOT NULL
@@ -556,6 +566,7 @@ BEGIN
                 EXECUTE format('CREATE INDEX %I ON pgqueue.%I (task, at)', leaf || '_task', leaf);
             ELSE
                 EXECUTE format('CREATE INDEX %I ON pgqueue.%I (id)', leaf || '_id', leaf);
+                EXECUTE format('CREATE INDEX %I ON pgqueue.%I (node, id) WHERE node IS NOT NULL', leaf || '_node', leaf);
                 EXECUTE format('CREATE INDEX %I ON pgqueue.%I (finished_at) WHERE isfinite(finished_at) IS NOT NULL',
                                leaf || '_finished', leaf);
         END CASE;
@@ -685,6 +696,57 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.forget_rows IS
     'Delete these rows of a table of pgqueue; one that is refused stays, and the others go.';
+
+
+-- Flows ---------------------------------------------------------------------------------------------------------------
+
+-- Jobs that wait for jobs: docs/design/flows.md. A flow is written by one transaction. It has nodes; a node is a set of
+-- jobs, and has ended when none of them lives. The jobs of node x are the rows of `job` with `node` x or -x.
+CREATE SEQUENCE pgqueue.flow_id_seq AS bigint;
+
+CREATE TABLE pgqueue.flow (
+    id          bigint      PRIMARY KEY DEFAULT nextval('pgqueue.flow_id_seq'),
+    name        text        NOT NULL,
+    enqueued_at timestamptz NOT NULL DEFAULT pgqueue.now(),
+    -- The number of a node must fit beside it.
+    CONSTRAINT flow_can_be CHECK (id BETWEEN 1 AND 8796093022207)
+);
+COMMENT ON TABLE pgqueue.flow IS 'Flows: sets of jobs of which some wait for others.';
+ALTER SEQUENCE pgqueue.flow_id_seq OWNED BY pgqueue.flow.id;
+
+-- A node of a flow, written once, with its flow. Its id: the flow's, shifted left by 20 bits, plus its number there from 1.
+--
+-- A node needs a row if it has a name, or waits. What it waits for are ids of nodes: of `after` all must complete, of
+-- `after_end` all must end, of `after_failure` one must have a job that failed or was cancelled. Its jobs are judged once
+-- none of these nodes lives. An id without a job counts as a node that has completed. So what waits for a node without
+-- jobs is enqueued as waiting for what that node waits for.
+--
+-- `results`: results that become arguments at the release, by the name of the parameter. {"node": ID}: the result of the
+-- only job of that node. {"node": ID, "many": true}: a list of the results of all its jobs, in the order of their ids.
+--
+-- A job that waits has the key `node:ID` of one of these nodes that lives. Its `run_at` is an absolute time. A delay, which
+-- counts from the release, is in its headers as `pgqueue:delay`, in seconds; the release takes it from there.
+CREATE TABLE pgqueue.node (
+    id            bigint   PRIMARY KEY,
+    name          text,
+    after         bigint[] NOT NULL DEFAULT '{}',
+    after_end     bigint[] NOT NULL DEFAULT '{}',
+    after_failure bigint[] NOT NULL DEFAULT '{}',
+    results       jsonb,
+    CONSTRAINT node_can_be CHECK (id >> 20 > 0 AND id & 1048575 > 0)
+);
+COMMENT ON TABLE pgqueue.node IS 'Nodes of flows: sets of jobs, and which nodes they wait for.';
+
+-- What became of jobs whose rows history has forgotten while another job of their flow waits.
+CREATE TABLE pgqueue.flow_kept (
+    node   bigint NOT NULL,
+    id     bigint NOT NULL,
+    state  text   NOT NULL,
+    result jsonb,
+    reason text,
+    PRIMARY KEY (node, id)
+);
+COMMENT ON TABLE pgqueue.flow_kept IS 'How jobs of flows ended that history has forgotten, as long as a job of the flow waits.';
 
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------
@@ -2302,9 +2364,9 @@ COMMENT ON FUNCTION pgqueue.put_keyed IS
 
 -- Take back those of these jobs that have never started, so that this transaction may write them anew. `since`: when
 -- each was enqueued. Waits for a transaction that has locked one, as `keep_waiting` does; locks in the order of the
--- ids. `was_due`: its time had come. Others are on the move, or have started.
+-- ids. `was_due`: its time had come. `waits_for`: it waits for its release, with this key. Others are on the move, or have started.
 CREATE FUNCTION pgqueue.take_back(ids bigint[], since timestamptz[]) RETURNS TABLE (
-    id bigint, enqueued_at timestamptz, unique_key text, idempotency_key text, holds boolean, was_due boolean
+    id bigint, enqueued_at timestamptz, unique_key text, idempotency_key text, holds boolean, was_due boolean, node bigint, waits_for text
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -2327,15 +2389,16 @@ BEGIN
     ), from_available AS (
         DELETE FROM pgqueue.job_available j
         WHERE j.ctid = ANY (ARRAY(SELECT found.ctid FROM found WHERE found.part = 'pgqueue.job_available'::regclass))
-        RETURNING j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.holds, true
+        RETURNING j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.holds, true, j.node, NULL::text
     ), from_scheduled AS (
         DELETE FROM pgqueue.job_scheduled j
         WHERE j.ctid = ANY (ARRAY(SELECT found.ctid FROM found WHERE found.part = 'pgqueue.job_scheduled'::regclass))
-        RETURNING j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.holds, false
+        RETURNING j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.holds, false, j.node, NULL::text
     ), from_blocked AS (
         DELETE FROM pgqueue.job_blocked j
         WHERE j.ctid = ANY (ARRAY(SELECT found.ctid FROM found WHERE found.part = 'pgqueue.job_blocked'::regclass))
-        RETURNING j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.holds, true
+        RETURNING j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.holds, true, j.node,
+            CASE WHEN j.node < 0 THEN j.key END
     )
     TABLE from_available UNION ALL TABLE from_blocked UNION ALL TABLE from_scheduled;
     PERFORM set_config('lock_timeout', patience, true);

@@ -75,8 +75,8 @@ WITH taken AS (
     RETURNING {{attempts}}, {{job}}
 ), refused AS (
     SELECT {{attempts}}, id, queue, priority, task, CASE WHEN %(bare)s::boolean THEN '{}' ELSE args END AS args,
-        CASE WHEN NOT %(bare)s::boolean THEN headers END AS headers, enqueued_at, {{keys}}, unique_key, idempotency_key, max_attempts,
-        deadline
+        CASE WHEN NOT %(bare)s::boolean THEN headers END AS headers, enqueued_at, {{keys}}, unique_key, idempotency_key, node,
+        max_attempts, deadline
     FROM taken
 ), noted AS (
     INSERT INTO pgqueue.attempt (

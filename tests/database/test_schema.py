@@ -98,6 +98,14 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "completed at no time": {"state": "completed"},
     "failed for no reason": {"state": "failed", "finished_at": "today"},
     "failed at no time": {"state": "failed", "reason": "error"},
+    "available before its release": {"node": -1048577},
+    "scheduled before its release": {"state": "scheduled", "run_at": "tomorrow", "node": -1048577},
+    "running before its release": {
+        "state": "running", "worker_id": 1, "claim": 1, "started_at": "today", "node": -1048577,
+    },
+    "waiting for its release with another key": {"state": "blocked", "key": "lock:a", "node": -1048577},
+    "waiting for a release that was": {"state": "blocked", "key": "node:1048578", "node": 1048577},
+    "waiting for a release, and of no flow": {"state": "blocked", "key": "node:1048578"},
     "in a leaf there is not": {"state": "completed", "finished_at": "today", "bin": 8},
     "in a leaf there is not of the dead": {"state": "failed", "finished_at": "today", "reason": "x", "bin": 16},
 }  # fmt: skip
@@ -126,10 +134,11 @@ VALUES = {
     "on_locked": ("text", "NULL, 'once', 'odd'"),
     "limit_key": ("text", "NULL, '', 'k', repeat('k', 201)"),
     "rate_key": ("text", "NULL, '', 'k', repeat('k', 501)"),
+    "node": ("bigint", "NULL, 1048577, -1048577"),
 }
 """What may stand in a column of a row that enters, and what may not; the first may."""
 OF_KEYS = """
-    worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL
+    worker_id IS NULL AND started_at IS NULL AND finished_at IS NULL AND node > 0 IS NOT FALSE
     AND (lock_key IS NULL OR octet_length(lock_key) BETWEEN 1 AND 500 AND lock_limit >= 1 IS NOT FALSE
          AND on_locked IN ('wait', 'skip', 'once') IS NOT FALSE)
     AND octet_length(limit_key) BETWEEN 1 AND 200 IS NOT FALSE
