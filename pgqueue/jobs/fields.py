@@ -83,7 +83,8 @@ OF_USING = frozenset(option for field in (*FIELDS, *KEY_FIELDS) for option in fi
 
 CLAIMED = (
     "id", "pos", "rank", "queue", "task", "args", "attempt", "priority", "max_attempts", "crashes", "snoozes",
-    "enqueued_at", "run_at", "deadline", "headers", "lock_key", "unique_keys", "limit_key", "rate_key", "node", "too_large",
+    "enqueued_at", "run_at", "deadline", "headers", "lock_key", "unique_keys", "limit_key", "rate_key", "node",
+    "too_large",
 )  # fmt: skip
 """The columns of a claimed job, in the order of the fragment `claimed`. `Job` reads them by their places."""
 
