@@ -8,9 +8,13 @@
 -- What a job needs before it may run.
 lock_key, lock_limit, on_locked, limit_key, rate_key
 
+-- name: beside_node
+-- What stays with a job for good, beside its id, its headers and its node. Every partition has these columns.
+queue, priority, task, args, enqueued_at, {{keys}}, unique_key, idempotency_key
+
 -- name: beside_headers
 -- What stays with a job for good, beside its id and its headers: to these a retry may add one. Every partition has these columns.
-queue, priority, task, args, enqueued_at, {{keys}}, unique_key, idempotency_key, node
+{{beside_node}}, node
 
 -- name: beside_id
 -- What stays with a job for good, beside its id. Every partition has these columns.
@@ -354,6 +358,30 @@ b.on_locked IN ('skip', 'once') AND b.attempt = 0 AND b.snoozes = 0 AND b.crashe
 SELECT {{claimed}} FROM (
     SELECT *, {{texts}} FROM pgqueue.job_running r WHERE r.worker_id = %(worker_id)s::bigint AND r.claim = %(claim)s::integer OFFSET 0
 ) AS r ORDER BY priority, id
+
+-- Flows -------------------------------------------------------------------------------------------------------------------------------
+
+-- name: node_lives
+-- Whether a job of the node `x.node` lives. One snapshot has a living job in one partition. Read from the highest id: jobs end in the
+-- order of their ids, more or less. Scalar subqueries, of which the first that finds a job is the last that is read.
+coalesce(
+    (SELECT true FROM pgqueue.job_running j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
+    (SELECT true FROM pgqueue.job_available j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
+    (SELECT true FROM pgqueue.job_scheduled j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
+    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
+    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = -x.node ORDER BY j.id DESC LIMIT 1), false)
+
+-- name: node_is_watched
+-- Whether a job waits for the node `x.node`.
+EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node)
+
+-- name: node_failed
+-- The first job found that failed or was cancelled, of these nodes: an array `named.nodes`, with the numbers of both signs.
+SELECT failed.id, failed.node FROM (
+    (SELECT d.id, abs(d.node) AS node FROM pgqueue.job_dead d WHERE d.node = ANY (named.nodes) LIMIT 1)
+    UNION ALL
+    (SELECT k.id, k.node FROM pgqueue.flow_kept k WHERE k.node = ANY (named.nodes) AND k.state IN ('failed', 'cancelled') LIMIT 1)
+) AS failed LIMIT 1
 
 -- Ends of jobs ------------------------------------------------------------------------------------------------------------------------
 

@@ -479,3 +479,8 @@ STARTED, TOO_LATE = 0.0, -1.0
 
 Lane = tuple[str, int, bool]
 """(queue, rank, whether its jobs have keys). The fetcher's order of asking decides how urgent a lane is."""
+
+
+def nodes_of(jobs: Iterable[Job]) -> list[int]:
+    """The nodes of those of these jobs that have one."""
+    return [job._row[19] for job in jobs if job._row[19] is not None]

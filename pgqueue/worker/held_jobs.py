@@ -197,6 +197,7 @@ class HeldJobs:
             if state.held.get(job.id) is job:
                 del state.held[job.id]
         services.progress.ended(jobs)
+        services.releaser.ended(jobs)
         services.unblocker.ended(self._go_on(jobs))
         if services.poison_jobs.draining or any([group.low() for group in services.running.groups]):
             services.fetcher.slots_freed()

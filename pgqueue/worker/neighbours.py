@@ -17,6 +17,7 @@ from pgqueue.worker.concurrency.sweep import Sweep
 from pgqueue.worker.concurrency.unblocker import Unblocker
 from pgqueue.worker.fetch.fetcher import Fetcher
 from pgqueue.worker.fetch.poison_jobs import PoisonJobs
+from pgqueue.worker.flows.releaser import Releaser
 from pgqueue.worker.liveness.heartbeat import Heartbeat
 from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.run.progress import Progress
@@ -35,6 +36,7 @@ class Neighbours(Protocol):
     unblocker: Unblocker
     rate_limiter: RateLimiter
     sweep: Sweep
+    releaser: Releaser
     executor: Executor
     progress: Progress
     completer: Completer

@@ -53,6 +53,7 @@ from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCH
 from pgqueue.worker.fetch.notify_watch import HALF, NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
+from pgqueue.worker.flows.releaser import NODE, Releaser
 from pgqueue.worker.held_jobs import HeldJobs
 from pgqueue.worker.leader import depth, history_fold, pruner, scheduler
 from pgqueue.worker.leader.bulks import BULK, Bulks
@@ -182,7 +183,15 @@ class Services:
         )
         told = state.settings.listen and state.settings.notify
         state.pace.hears = self._hears
-        self.sweep = Sweep(session, found=self.held_jobs.swept, leads=self.election.leads, told=told)
+        self.release_session = Session(state.link, "release", partial(self.listed, 0.0))
+        self.releaser = Releaser(self.release_session, state)
+        self.sweep = Sweep(
+            session,
+            found=self.held_jobs.swept,
+            swept=self.releaser.swept,
+            leads=self.election.leads,
+            told=told,
+        )
         self.declared_limits = DeclaredLimits(session, state, changed=self.sweep.sweep_soon)
         self.undeclared_limits = UndeclaredLimits(self.housekeeping_session)
         self.poison_drain = PoisonDrain(
@@ -325,7 +334,7 @@ class Services:
 
     def _sessions(self) -> Iterable[Session]:
         yield from (self.fetch_session, self.complete_session, self.unblock_session, self.rates_session)
-        yield self.housekeeping_session
+        yield from (self.housekeeping_session, self.release_session)
 
     async def close_sessions(self) -> None:
         """Close the connections of all services."""
@@ -364,6 +373,9 @@ class Services:
             self.heartbeat.beat_soon()
         elif channel == CONTROL and payload == SWEEP:
             self.sweep.sweep_soon()
+        elif channel == CONTROL and payload.startswith(NODE):
+            if self.election.leads():
+                self.releaser.told(payload)
         elif channel == CONTROL and payload.startswith(HANDED):
             self.rate_limiter.handed_on(payload.removeprefix(HANDED))
         elif channel == CONTROL or not channel:
@@ -402,6 +414,7 @@ class Services:
         self.state.pace.stirred()
         self.fetcher.wake(zero=True)
         self.sweep.sweep_soon()
+        self.releaser.rescued()
 
     # Death, of this worker and of others: told by the heartbeat, in its thread ---------------------------------------
 

@@ -36,7 +36,7 @@ from pgqueue.worker.state import WorkerState
 log = logging.getLogger("pgqueue")
 
 FLUSH_SECONDS = 10.0
-HAND_ON_SECONDS = 1.0  # for the keys of our last jobs; the sweep finds those that we miss
+HAND_ON_SECONDS = 1.0  # for the keys of our last jobs, and for their nodes; the sweep finds those that we miss
 GIVE_BACK_SECONDS = 1.0  # for jobs that came while we left; rescue finds those that we miss
 HISTORY_SECONDS = 2.0  # for the last part of the history
 # How long handlers may take to leave when they are stopped at the shutdown's deadline.
@@ -188,7 +188,7 @@ class Worker:
         self._fetching = self._serve(services.fetcher.run(), "fetcher")
         self._writing = self._serve(services.completer.run(), "completer")
         others: list[Any] = [services.renewal, services.unblocker, services.declared_limits, services.rate_limiter]
-        others += [services.progress, *([services.notifier] if self.settings.listen else [])]
+        others += [services.releaser, services.progress, *([services.notifier] if self.settings.listen else [])]
         for service in others:
             self._serve(service.run(), type(service).__name__.lower())
         for loop in services.duties.loops:
@@ -360,6 +360,7 @@ class Worker:
             self._writing = self._serve(self.services.completer.run(), "completer")
         await self._flushed(FLUSH_SECONDS)
         await within(self.services.unblocker.idle(), HAND_ON_SECONDS)
+        await within(self.services.releaser.idle(), HAND_ON_SECONDS)
 
     async def _flushed(self, seconds: float) -> None:
         """Wait until all outcomes are written, at most so many seconds. If the completer has ended, none is written

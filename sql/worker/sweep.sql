@@ -71,7 +71,7 @@ SELECT 'limit:' || limit_key FROM blocked WHERE limit_key IS NOT NULL;
 
 -- name: sweep_keys
 -- Answer those of the next n keys with waiters, after this one, that the unblocker or the rate limiter should ask for.
--- Jumps along the index of keys.
+-- Jumps along the index of keys, and over those of nodes, which are for the releaser.
 --
 -- - Locks and limits that seem to have room.
 -- - Locks with a first waiter that may have to be skipped.
@@ -79,9 +79,13 @@ SELECT 'limit:' || limit_key FROM blocked WHERE limit_key IS NOT NULL;
 --
 -- Locks nothing, decides nothing. One row: these keys, and the last key looked at (NULL: the walk is at its end).
 WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text ORDER BY b.key LIMIT 1)
+    SELECT coalesce(
+        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text AND b.key < 'node:' ORDER BY b.key LIMIT 1),
+        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > greatest(%(after)s::text, 'node;') ORDER BY b.key LIMIT 1)), 1
     UNION ALL
-    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
+    SELECT coalesce(
+        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key < 'node:' ORDER BY b.key LIMIT 1),
+        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > greatest(w.key, 'node;') ORDER BY b.key LIMIT 1)), w.place + 1
     FROM walked w WHERE w.key IS NOT NULL AND w.place < %(n)s::integer
 ), looked AS MATERIALIZED (
     SELECT wanted.key, wanted.place, starts_with(wanted.key, 'rate:') OR coalesce(held.n, had.n) < head.most

@@ -58,17 +58,19 @@ ROOMS = {
     # Where a measurement begins to read lanes is the watermark of the fetch.
     "leader": "fetch.watermark left_alone mover state",
     "concurrency": "doubles left_alone mover run.slots state",
+    "flows": "left_alone mover state",
     "transactions": "complete.outcome_sql run.run run.running_jobs state",
     "liveness": "doubles left_alone mover run.child_processes run.run run.running_jobs state",
     "fetch": "concurrency doubles leader.election left_alone mover run.slots state",
     "context": "complete run state transactions",
     "counters": "run.running_jobs state",
     "duties": "",
-    "neighbours": "complete concurrency fetch liveness run state",
+    "neighbours": "complete concurrency fetch flows liveness run state",
     "capacity": "concurrency.rate_limiter neighbours run.slots",
     "held_jobs": "capacity concurrency.chains neighbours run.slots",
     "services": (
-        "capacity complete concurrency context counters duties fetch held_jobs leader liveness run state transactions"
+        "capacity complete concurrency context counters duties fetch flows held_jobs leader liveness run state "
+        "transactions"
     ),
     "last_message": "complete.outcome_sql run.child_processes services",
     "worker": "last_message liveness run.executor services settings state",
@@ -85,6 +87,7 @@ DUTIES = {
     "run": "executor cancellation progress",
     "complete": "completer",
     "concurrency": "unblocker rate_limiter sweep declared_limits",
+    "flows": "releaser",
     "leader": "scheduler ticks pruner history_fold depth bulks lead_watch",
     "liveness": "heartbeat rescue watchdog",
 }

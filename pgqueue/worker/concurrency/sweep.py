@@ -61,13 +61,14 @@ REFUSED_SECONDS = 60.0
 
 
 class Sweep:
-    """Sweeps over the given session; `found` receives the keys."""
+    """Sweeps over the given session; `found` receives the keys, and `swept` is called while jobs wait for anything."""
 
     def __init__(
         self,
         session: Session,
         *,
         found: Callable[[Iterable[str]], None],
+        swept: Callable[[], None] = lambda: None,
         leads: Callable[[], bool] = lambda: True,
         told: bool = True,
     ) -> None:
@@ -76,6 +77,7 @@ class Sweep:
         self.woken = asyncio.Event()
         self._session = session
         self._found = found
+        self._swept = swept
         self._leads = leads
         self._look_every = math.inf if told else EVERY_SECONDS
         self._looked = monotonic()
@@ -142,6 +144,7 @@ class Sweep:
         if not due[0][0]:
             return True
         self._keyed = True
+        self._swept()
         look = link.statement("sweep_keys", after="", n=KEYS_MOST)
         stuck, [(keys, after)] = await self._session.run(self._stuck(), look)
         self._name([*keys, *(await self._block(stuck) if stuck else [])])

@@ -1,0 +1,1 @@
+"""Jobs that wait for jobs: what goes on with them."""

@@ -1,0 +1,197 @@
+"""Releases jobs that wait for jobs: asks, for the nodes of jobs that have ended, which waiting jobs go on.
+
+A job that waits has the key `node:ID` of one node that lives: it watches that node. The statements that end jobs know
+nothing of this. After their commit, this worker asks for the nodes of the jobs that it has ended (`release_look`). Of
+those that jobs watch, and of which no job lives, it goes on with the watchers (`release_jobs`): they watch the next
+node that lives, or end, or are released. The nodes that come of it are looked at in turn.
+
+Why a job starts after all that it waits for:
+
+1. A job moves between the tables in one transaction. So a snapshot has a job that lives in exactly one of them.
+2. A statement has one snapshot. It judges all nodes that a job waits for in it: each is without a job that lives.
+3. A job comes into a node with the flow, or in the commit that ends a job of that node. So a node that has ended in a
+   snapshot has ended for good. Only a retry by hand makes it live again, which stops no job that was released before.
+
+Why no job waits for ever:
+
+1. Of two last ends of a node the later one sees both: its look comes after its commit.
+2. A watch that moves to a node is committed, and only then is that node looked at once more. If the node had ended
+   before that look, the look sees it. If not, the look after its last end comes after the watch, and sees that.
+3. A look may be lost with its process. A watcher may be locked by another transaction, and is passed over. A job may be
+   ended by hand. So a sweep walks the keys of all watched nodes, some at a time, and all after a rescue.
+
+Why a job is released once: the release deletes its row in `job_blocked`, and inserts another one in the same
+transaction. A second release finds no row. The tables refuse a waiting row elsewhere.
+
+Why there is no deadlock: rows are locked with SKIP LOCKED, nothing else is locked, and no end of a job waits for this.
+
+Naive versions, which the tests show to fail: no second look (a job waits for the sweep); a look in several statements
+(a job moves between two of them, and its node seems to have ended); counters of ends (a duplicate run counts twice, a
+retry never).
+
+A row that the server refuses to move is left where it is, and named (see mover.py). The sweep comes back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pgqueue.database.backoff import persist, wait
+from pgqueue.database.sessions import Session
+from pgqueue.database.statements import Row, Statement, integers
+from pgqueue.jobs.job import Job, nodes_of
+from pgqueue.steady_clock import monotonic
+from pgqueue.worker.left_alone import LeftAlone, Notice
+from pgqueue.worker.mover import Mover
+from pgqueue.worker.state import WorkerState
+
+log = logging.getLogger("pgqueue")
+
+NODE = "node:"
+"""The beginning of the key that a job waits for before its release; and of a NOTIFY of `:control` that names a node."""
+NODES_MOST = 1_000
+JOBS_MOST = 1_000
+KEYS_MOST = 1_000
+IDLE_SECONDS = 30.0
+WALK_SECONDS = 4.5
+"""How long this worker walks no further, though sweeps come sooner: locks that are freed by hand ask for many."""
+REFUSED_SECONDS = 60.0
+"""How long a job is left alone after the server has refused to move it."""
+
+
+class Releaser:
+    """Releases jobs over the given session, which is open only while there are flows."""
+
+    def __init__(self, session: Session, state: WorkerState) -> None:
+        self.released = 0
+        """How many jobs this worker has released."""
+        self.found_by_sweep = 0
+        """How many nodes had ended and were watched when a walk of this worker looked."""
+        self._session = session
+        self._state = state
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._asking = False
+        self._nodes: dict[int, None] = {}
+        """Nodes that may have ended."""
+        self._walks = self._whole = False
+        self._walked = -WALK_SECONDS
+        self._after = ""
+        self._mover = Mover(
+            session, notify=state.settings.notify, unfit=lambda: self._statement("unblock_refuse_unfit")
+        )
+        self._left = LeftAlone[int](Notice("cannot be released"), seconds=REFUSED_SECONDS)
+
+    # What others say -------------------------------------------------------------------------------------------------
+
+    def ended(self, jobs: Iterable[Job]) -> None:
+        """These jobs have left this worker, and that is committed."""
+        if nodes := nodes_of(jobs):
+            self.look_at(nodes)
+
+    def look_at(self, nodes: Iterable[int]) -> None:
+        """Jobs of these nodes have ended, or may have."""
+        self._nodes.update(dict.fromkeys(nodes))
+        self._wake.set()
+
+    def told(self, payload: str) -> None:
+        """A NOTIFY names a node of which a job was ended by hand."""
+        number = payload.removeprefix(NODE)
+        if number.isascii() and number.isdecimal() and len(number) < 19:
+            self.look_at([int(number)])
+
+    def swept(self) -> None:
+        """It is time to look at some of the nodes for which jobs wait."""
+        if monotonic() >= self._walked + WALK_SECONDS:
+            self._walks = True
+            self._wake.set()
+
+    def rescued(self) -> None:
+        """A worker has died, perhaps between a commit and its look: look at all nodes for which jobs wait."""
+        self._walks = self._whole = True
+        self._wake.set()
+
+    async def idle(self) -> None:
+        """Wait until nothing is left to ask for."""
+        while self._wants or self._asking:
+            self._idle.clear()
+            await self._idle.wait()
+
+    @property
+    def _wants(self) -> bool:
+        return bool(self._nodes) or self._walks
+
+    # Releasing -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Release until cancelled."""
+        await persist(self._step, name="release", answers=self._session.answers, past_data=True)
+
+    async def _step(self) -> None:
+        if not self._wants:
+            if not await wait(self._wake, IDLE_SECONDS):
+                await self._session.close()
+                await self._wake.wait()
+            self._wake.clear()
+        self._asking = True
+        try:
+            while self._wants:
+                if self._walks:
+                    await self._walk()
+                if self._nodes:
+                    await self._look()
+        finally:
+            self._asking = False
+        self._idle.set()
+
+    async def _look(self) -> None:
+        some = list(self._nodes)[:NODES_MOST]
+        for node in some:
+            del self._nodes[node]  # before: a job of it may end while we look
+        try:
+            [rows] = await self._session.run(self._statement("release_look", nodes=integers(some)))
+            if rows:
+                await self._release([node for (node,) in rows])
+        except BaseException:
+            self._nodes = dict.fromkeys(some) | self._nodes
+            raise
+
+    async def _release(self, nodes: Sequence[int]) -> None:
+        """Go on with the jobs that watch these nodes, and look at the nodes that come of it."""
+        asked = integers(nodes)
+
+        def moves(n: int, passed: str) -> Sequence[Statement[Any]]:
+            settings = self._state.settings
+            about = {"worker_id": self._state.id, "version_tag": settings.version_tag, "notify": settings.notify}
+            return [self._statement("release_jobs", nodes=asked, n=n, passed=passed, **about)]
+
+        def first(passed: str) -> Statement[list[Row]]:
+            return self._statement("release_first", nodes=asked, passed=passed)
+
+        async for [[(_, after, released, *_)]] in self._mover.walk(JOBS_MOST, self._left, moves, first):
+            self.released += released
+            self.look_at(after)
+
+    async def _walk(self) -> None:
+        """Look at the next nodes for which jobs wait; at all of them after a rescue."""
+        whole = self._whole
+        self._walks = self._whole = False  # before: a worker may die while we look
+        self._walked = monotonic()
+        after: str | None = "" if whole else self._after
+        try:
+            while after is not None:
+                [[(nodes, after)]] = await self._session.run(self._statement("release_walk", after=after, n=KEYS_MOST))
+                self.found_by_sweep += len(nodes)
+                self.look_at(nodes)
+                if not whole:
+                    break
+        except BaseException:
+            self._walks, self._whole = True, self._whole or whole
+            raise
+        self._after = after or ""
+
+    def _statement(self, name: str, **params: object) -> Statement[list[Row]]:
+        return self._session.link.statement(name, **params)

@@ -1,0 +1,194 @@
+-- What the releaser asks: which nodes have ended that jobs wait for, and what becomes of these jobs (pgqueue/worker/flows/releaser.py has
+-- the proof).
+
+-- name: release_look
+-- Those of these nodes for which a job waits, and of which no job lives.
+SELECT x.node FROM (SELECT DISTINCT a.node FROM unnest(%(nodes)s::bigint[]) AS a (node)) AS x
+WHERE {{node_is_watched}} AND NOT {{node_lives}};
+
+-- name: release_walk
+-- Look at the next n nodes for which jobs wait, after the key `after`, in the order of their keys. Answers those of which no job lives,
+-- and the last key looked at (NULL: the walk is at its end). Jumps along the index of keys.
+WITH RECURSIVE walked (key, place) AS (
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > greatest(%(after)s::text, 'node:') AND b.key < 'node;' ORDER BY b.key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key < 'node;' ORDER BY b.key LIMIT 1), w.place + 1
+    FROM walked w WHERE w.key IS NOT NULL AND w.place < %(n)s::integer
+), named AS MATERIALIZED (
+    SELECT key, place, CASE WHEN substr(key, 6) ~ '^[1-9][0-9]{0,17}$' THEN substr(key, 6)::bigint END AS node
+    FROM walked WHERE key IS NOT NULL
+)
+SELECT ARRAY(SELECT x.node FROM named AS x WHERE x.node IS NOT NULL AND NOT {{node_lives}} ORDER BY x.place),
+    (SELECT key FROM named WHERE place = %(n)s::integer);
+
+-- name: release_jobs
+-- Go on with up to n jobs that wait for nodes of these that have ended, but for those in `passed`. Each is judged by the nodes that its own
+-- node waits for, all in one snapshot:
+-- 1. If one of those lives, the job waits for that one next: of the nodes below the one it waited for the highest, else the highest of all.
+-- 2. If a job failed or was cancelled of a node that must complete, it is cancelled, reason `dependency`.
+-- 3. If it waits for the failure of nodes, and no job of these failed or was cancelled, it is skipped.
+-- 4. If its arguments would be larger than an enqueue takes, with the results, it fails, reason `arguments`.
+-- 5. Else it is released.
+--
+-- Each distinct list of nodes is judged once. Waits for no lock of a job. Answers how many jobs went on, the nodes that have to be looked
+-- at now (those that jobs wait for next, and those of jobs that ended here), and how many jobs were released.
+WITH {{impatience}}, ended AS MATERIALIZED (
+    SELECT x.node FROM (SELECT DISTINCT a.node FROM unnest(%(nodes)s::bigint[]) AS a (node) ORDER BY 1) AS x WHERE NOT {{node_lives}}
+), picked AS MATERIALIZED (
+    SELECT waiting.ctid, waiting.id, ended.node AS waited_for, -waiting.node AS node
+    FROM ended CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id, b.node FROM pgqueue.job_blocked b
+        WHERE b.key = 'node:' || ended.node AND b.id <> ALL (%(passed)s::text::bigint[])
+        ORDER BY b.rank, b.id LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+    ) AS waiting
+    LIMIT %(n)s::integer
+), asked AS MATERIALIZED (
+    -- A node without its row, as after a restore of parts, has waited for what its jobs wait for.
+    SELECT p.node, p.waited_for, coalesce(n.after, ARRAY[p.waited_for]) AS after, coalesce(n.after_end, '{}') AS after_end,
+        coalesce(n.after_failure, '{}') AS after_failure, n.results
+    FROM (SELECT picked.node, min(picked.waited_for) AS waited_for FROM picked GROUP BY picked.node) AS p
+    LEFT JOIN pgqueue.node n ON n.id = p.node
+), lists AS MATERIALIZED (
+    SELECT after, after_end, after_failure, min(waited_for) AS waited_for FROM asked GROUP BY after, after_end, after_failure
+), judged AS MATERIALIZED (
+    SELECT l.after, l.after_end, l.after_failure, l.next, completes.failed_node, completes.failed_id,
+        CASE WHEN l.next IS NOT NULL THEN 'waits'
+             WHEN completes.failed_id IS NOT NULL THEN 'cancelled'
+             WHEN l.after_failure <> '{}' AND fails.failed_id IS NULL THEN 'skipped'
+             ELSE 'released' END AS verdict
+    FROM (
+        SELECT lists.*, coalesce(
+            (SELECT x.node FROM (
+                 SELECT u.node FROM unnest(lists.after || lists.after_end || lists.after_failure) AS u (node)
+                 WHERE u.node < lists.waited_for ORDER BY u.node DESC OFFSET 0) AS x
+             WHERE {{node_lives}} LIMIT 1),
+            (SELECT x.node FROM (
+                 SELECT u.node FROM unnest(lists.after || lists.after_end || lists.after_failure) AS u (node)
+                 WHERE u.node >= lists.waited_for ORDER BY u.node DESC OFFSET 0) AS x
+             WHERE {{node_lives}} LIMIT 1)) AS next
+        FROM lists OFFSET 0
+    ) AS l
+    LEFT JOIN LATERAL (
+        SELECT found.id AS failed_id, found.node AS failed_node
+        FROM (SELECT l.after || ARRAY(SELECT -u.node FROM unnest(l.after) AS u (node)) AS nodes WHERE l.next IS NULL AND l.after <> '{}') AS named
+        CROSS JOIN LATERAL ({{node_failed}}) AS found
+    ) AS completes ON true
+    LEFT JOIN LATERAL (
+        SELECT found.id AS failed_id
+        FROM (SELECT l.after_failure || ARRAY(SELECT -u.node FROM unnest(l.after_failure) AS u (node)) AS nodes
+              WHERE l.next IS NULL AND l.after_failure <> '{}') AS named
+        CROSS JOIN LATERAL ({{node_failed}}) AS found
+    ) AS fails ON true
+), sorted AS MATERIALIZED (
+    SELECT asked.node, asked.results, judged.next, judged.verdict, judged.failed_node, judged.failed_id
+    FROM asked JOIN judged USING (after, after_end, after_failure)
+), resulted AS MATERIALIZED (
+    SELECT s.node, p.name, (p.said ->> 'node')::bigint AS source, coalesce((p.said ->> 'many')::boolean, false) AS many
+    FROM sorted s CROSS JOIN LATERAL jsonb_each(s.results) AS p (name, said) WHERE s.verdict = 'released'
+), sources AS MATERIALIZED (
+    -- What is stored in more than 16 MB is longer than 1 MB as text: it is not put together.
+    SELECT r.source, coalesce(sum(pg_column_size(ended.result)), 0) <= 16777216 AS fits
+    FROM (SELECT DISTINCT resulted.source FROM resulted) AS r
+    LEFT JOIN LATERAL (
+        SELECT d.result FROM pgqueue.job_done d WHERE d.node IN (r.source, -r.source)
+        UNION ALL SELECT k.result FROM pgqueue.flow_kept k WHERE k.node = r.source
+    ) AS ended ON true
+    GROUP BY r.source
+), given AS MATERIALIZED (
+    SELECT s.source, s.fits, all_of.first, all_of.each
+    FROM sources s LEFT JOIN LATERAL (
+        SELECT (array_agg(ended.result ORDER BY ended.id) FILTER (WHERE ended.state = 'completed'))[1] AS first,
+            jsonb_agg(ended.result ORDER BY ended.id) AS each
+        FROM (
+            SELECT d.id, d.state, CASE WHEN d.state = 'completed' THEN d.result END AS result
+            FROM pgqueue.job_done d WHERE d.node IN (s.source, -s.source)
+            UNION ALL SELECT d.id, d.state, NULL FROM pgqueue.job_dead d WHERE d.node IN (s.source, -s.source)
+            UNION ALL SELECT k.id, k.state, CASE WHEN k.state = 'completed' THEN k.result END FROM pgqueue.flow_kept k WHERE k.node = s.source
+        ) AS ended
+        WHERE s.fits
+    ) AS all_of ON true
+), merged AS MATERIALIZED (
+    SELECT r.node, bool_and(g.fits) AS fits,
+        jsonb_object_agg(r.name, coalesce(CASE WHEN r.many THEN coalesce(g.each, '[]') ELSE g.first END, 'null')) AS results
+    FROM resulted r JOIN given g ON g.source = r.source
+    GROUP BY r.node
+), gone AS (
+    DELETE FROM pgqueue.job_blocked WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING {{job}}, {{attempts}}, rank
+), went AS MATERIALIZED (
+    SELECT gone.*, s.next, s.failed_node, s.failed_id, full_args.value AS full_args,
+        CASE WHEN s.verdict = 'released' AND (m.fits IS FALSE OR octet_length(pgqueue.text_of(full_args.value)) <= 1048576 IS NOT TRUE)
+             AND m.node IS NOT NULL THEN 'failed' ELSE s.verdict END AS verdict
+    FROM gone JOIN sorted s ON s.node = -gone.node
+    LEFT JOIN merged m ON m.node = s.node
+    CROSS JOIN LATERAL (SELECT CASE WHEN m.fits THEN gone.args || m.results ELSE gone.args END AS value OFFSET 0) AS full_args
+), waits AS (
+    INSERT INTO pgqueue.job_blocked (state, key, rank, {{attempts}}, {{job}})
+    SELECT 'blocked', 'node:' || next, rank, {{attempts}}, {{job}} FROM went WHERE verdict = 'waits'
+    RETURNING id
+), free AS MATERIALIZED (
+    SELECT id, CASE WHEN headers = '{}' THEN NULL ELSE headers END AS headers, {{beside_node}}, node, max_attempts, deadline,
+        attempt, crashes, snoozes, coalesce(pgqueue.now() + make_interval(secs => delay), run_at) AS run_at
+    FROM (
+        SELECT id, CASE WHEN jsonb_typeof(headers) = 'object' THEN headers - 'pgqueue:delay' ELSE headers END AS headers, queue, priority, task,
+            full_args AS args, enqueued_at, {{keys}}, unique_key, idempotency_key, -node AS node, max_attempts, deadline, {{attempts}},
+            CASE WHEN jsonb_typeof(headers -> 'pgqueue:delay') = 'number' AND (headers -> 'pgqueue:delay')::numeric BETWEEN 0 AND 3155760000
+                 THEN (headers -> 'pgqueue:delay')::float8 END AS delay
+        FROM went WHERE verdict = 'released'
+    ) AS freed
+), timed AS MATERIALIZED (
+    SELECT free.*, run_at > pgqueue.now() IS TRUE AS later FROM free
+), available AS (
+    INSERT INTO pgqueue.job_available (state, rank, {{attempts}}, {{job}})
+    SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END, {{attempts}}, {{job}}
+    FROM timed WHERE NOT later ORDER BY id
+    RETURNING queue
+), scheduled AS (
+    INSERT INTO pgqueue.job_scheduled (state, rank, {{attempts}}, {{job}})
+    SELECT 'scheduled', 2 * priority + 1, {{attempts}}, {{job}} FROM timed WHERE later
+    RETURNING id
+), noted AS (
+    INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, message, version_tag)
+    SELECT went.id, went.enqueued_at, went.attempt, %(worker_id)s::bigint, 0, pgqueue.now(), pgqueue.now(),
+        (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), verdict,
+        CASE WHEN verdict = 'failed' THEN 'with the results that it waited for its arguments have more than 1048576 bytes'
+             ELSE 'dependency: job ' || failed_id || ' of ' || coalesce('node ' || quote_literal(n.name), 'node ' || (failed_node & 1048575))
+                  || ' failed or was cancelled' END,
+        %(version_tag)s::text
+    FROM went LEFT JOIN pgqueue.node n ON n.id = went.failed_node WHERE verdict IN ('cancelled', 'failed')
+), dead AS (
+    INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, version_tag, {{attempts}}, {{job}})
+    SELECT verdict, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
+        CASE verdict WHEN 'failed' THEN 'arguments' ELSE 'dependency' END, %(version_tag)s::text, {{attempts}}, {{job}}
+    FROM went WHERE verdict IN ('cancelled', 'failed')
+    RETURNING id
+), skipped AS (
+    INSERT INTO pgqueue.job_done (state, finished_at, bin, reason, version_tag, {{attempts}}, {{job}})
+    SELECT 'skipped', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'done'), 'dependency', %(version_tag)s::text, {{attempts}}, {{job}}
+    FROM went WHERE verdict = 'skipped'
+    RETURNING id
+), happened AS MATERIALIZED (
+    SELECT queue, task, verdict AS what FROM went WHERE verdict IN ('cancelled', 'failed', 'skipped')
+), counted AS (
+    {{count_happened}}
+), told AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, '')::text END AS done
+    FROM (SELECT queue::text AS channel FROM available
+          UNION SELECT ':scheduled' FROM scheduled
+          UNION SELECT ':ended.' || w.job_id FROM pgqueue.job_waiter w
+                WHERE w.job_id = ANY (ARRAY(SELECT id FROM dead UNION ALL SELECT id FROM skipped))) AS news
+    WHERE %(notify)s::boolean
+)
+SELECT (SELECT count(*) FROM went),
+    ARRAY(SELECT DISTINCT next FROM went WHERE verdict = 'waits'
+          UNION SELECT DISTINCT -node FROM went WHERE verdict IN ('cancelled', 'failed', 'skipped')),
+    (SELECT count(*) FROM timed), (SELECT count(done) FROM told), {{patient}};
+
+-- name: release_first
+-- The id and the task of the job that `release_jobs` would go on with first. No row: there is none.
+SELECT waiting.id, waiting.task
+FROM (SELECT DISTINCT a.node FROM unnest(%(nodes)s::bigint[]) AS a (node) ORDER BY 1) AS x CROSS JOIN LATERAL (
+    SELECT b.id, b.task FROM pgqueue.job_blocked b
+    WHERE b.key = 'node:' || x.node AND b.id <> ALL (%(passed)s::text::bigint[])
+    ORDER BY b.rank, b.id LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS waiting
+WHERE NOT {{node_lives}} LIMIT 1;

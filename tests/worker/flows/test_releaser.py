@@ -1,0 +1,307 @@
+"""Jobs that wait for jobs start after all of them, once; none waits for ever. With real workers, and step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+from flow_rows import Desk, Made, end, put
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue.client.tasks import task
+from pgqueue.worker.flows import releaser
+
+LEAVES = "WITH gone AS (DELETE FROM pgqueue.job WHERE id = %s RETURNING id, task, node) "
+MOVE = {
+    "scheduled": "INSERT INTO pgqueue.job (state, id, task, node, run_at) SELECT 'scheduled', gone.*, now() FROM gone",
+    "blocked": "INSERT INTO pgqueue.job (state, id, task, node, key, lock_key) "
+    "SELECT 'blocked', gone.*, 'lock:a', 'a' FROM gone",
+    "running": "INSERT INTO pgqueue.job (state, id, task, node, worker_id, claim, started_at) "
+    "SELECT 'running', gone.*, 1, 1, now() FROM gone",
+}
+STOP = """
+CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock(7);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER stop BEFORE INSERT ON pgqueue.job_blocked FOR EACH ROW EXECUTE FUNCTION stop();
+"""
+STOPPED = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted)"
+ran: list[str] = []
+RETRY = pgqueue.RetryPolicy(attempts=1)
+
+
+@task(name="flows.note", store_result=True)
+async def note(word: str, got: Any = "nothing") -> Any:
+    ran.append(word if got == "nothing" else f"{word} {got!r}")
+    return word
+
+
+@task(name="flows.fail", retry=RETRY)
+async def fail(word: str) -> None:
+    ran.append(word)
+    raise ValueError(word)
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
+    ran.clear()
+
+
+@pytest.fixture
+async def desk(dsn: str) -> AsyncIterator[Desk]:
+    made = Desk(dsn)
+    yield made
+    await made.close()
+
+
+def noted(word: str, **more: Any) -> Made:
+    return Made("flows.note", [{"word": word}], **more)
+
+
+def over(eyes: Eyes, number: int) -> Any:
+    """Whether so many jobs have ended and none lives."""
+    sql = """SELECT count(*) = %s AND NOT EXISTS (
+        SELECT FROM pgqueue.job WHERE state IN ('available', 'scheduled', 'blocked', 'running')
+    ) FROM pgqueue.job WHERE state IN ('completed', 'skipped', 'failed', 'cancelled')"""
+    return lambda: eyes.one(sql, number)
+
+
+# With workers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F370")
+async def test_a_job_starts_after_all_jobs_of_all_nodes_it_waits_for(dsn: str, eyes: Eyes) -> None:
+    """A chain behind a fan-out and a fan-in, by two workers: quicker than any sweep comes."""
+    many = Made("flows.note", [{"word": f"many {n}"} for n in range(30)], after=[0])
+    put(eyes.conn, noted("first"), many, noted("other"), noted("last", after=[1, 2]), noted("end", after=[3]))
+    async with work(dsn, note, poll=60.0), work(dsn, note, poll=60.0):
+        await until(over(eyes, 34), 4.0)
+    assert ran.index("first") < min(ran.index(f"many {n}") for n in range(30))
+    assert ran[-2:] == ["last", "end"]
+    assert len(ran) == 34
+
+
+@pytest.mark.promise("F371")
+async def test_a_failure_cancels_what_must_complete_and_runs_what_waits_for_it(dsn: str, eyes: Eyes) -> None:
+    made = put(
+        eyes.conn,
+        Made("flows.fail", [{"word": "fails"}], name="the first"),
+        noted("cancelled", after=[0]),
+        noted("cancelled, too", after=[1]),
+        noted("told of the end", after_end=[1]),
+        noted("told of the failure", after_failure=[0]),
+        noted("branch"),
+        noted("branch goes on", after=[5]),
+        noted("skipped", after_failure=[5]),
+        noted("after the skipped one", after=[7]),
+    )
+    async with work(dsn, note, fail, poll=60.0):
+        await until(over(eyes, 9), 4.0)
+    assert sorted(ran) == sorted([
+        "fails", "told of the end", "told of the failure", "branch", "branch goes on", "after the skipped one"
+    ])  # fmt: skip
+    (cancelled,), (second,), (skipped,) = made[1][1], made[2][1], made[7][1]
+    ends = "SELECT state, reason FROM pgqueue.job WHERE id = %s"
+    assert eyes.all(ends, cancelled) == eyes.all(ends, second) == [("cancelled", "dependency")]
+    assert eyes.all(ends, skipped) == [("skipped", "dependency")]
+    said = "SELECT outcome, message FROM pgqueue.attempt WHERE job_id = %s"
+    [failed] = made[0][1]
+    assert eyes.all(said, cancelled) == [
+        ("cancelled", f"dependency: job {failed} of node 'the first' failed or was cancelled")
+    ]
+    assert eyes.all(said, second) == [("cancelled", f"dependency: job {cancelled} of node 2 failed or was cancelled")]
+    assert eyes.happened("cancelled") == 2
+    assert eyes.happened("skipped") == 1
+
+
+@pytest.mark.promise("F370")
+async def test_a_released_job_waits_for_its_delay_and_its_lock_as_others_do(dsn: str, eyes: Eyes) -> None:
+    """The delay counts from the release, and stands in the headers no more."""
+    put(eyes.conn, noted("first"), noted("later", after=[0], headers={"pgqueue:delay": 0.2, "kept": 1}))
+    async with work(dsn, note, poll=60.0):
+        await until(over(eyes, 2), 10.0)
+    [(waited, headers)] = eyes.all(
+        "SELECT extract(epoch FROM b.started_at - a.finished_at)::float8, b.headers FROM pgqueue.job a, pgqueue.job b "
+        "WHERE a.args ->> 'word' = 'first' AND b.args ->> 'word' = 'later'"
+    )
+    assert waited >= 0.2
+    assert headers == {"kept": 1}
+
+
+@pytest.mark.promise("F374")
+async def test_results_become_arguments_at_the_release(dsn: str, eyes: Eyes) -> None:
+    """Of one job its result, of many a list in the order of their ids, with null where a job did not complete."""
+    put(
+        eyes.conn,
+        noted("one"),
+        Made("flows.note", [{"word": "a"}, {"word": "b"}]),
+        Made("flows.fail", [{"word": "c"}]),
+        noted("got one:", after=[0], results={"got": (0, False)}),
+        noted("got many:", after=[1], results={"got": (1, True)}),
+        noted("got failed:", after_end=[2], results={"got": (2, True)}),
+    )
+    async with work(dsn, note, fail, poll=60.0):
+        await until(over(eyes, 7), 4.0)
+    assert {word for word in ran if word.startswith("got")} == {
+        "got one: 'one'", "got many: ['a', 'b']", "got failed: [None]"
+    }  # fmt: skip
+
+
+@pytest.mark.promise("F373")
+async def test_a_lost_look_is_found_by_the_sweep(dsn: str, eyes: Eyes) -> None:
+    """The worker that ended the first job died between its commit and its look: the next sweep of any worker."""
+    [(_, [first]), (_, [second])] = put(eyes.conn, noted("first"), noted("second", after=[0]))
+    end(eyes, first)
+    async with work(dsn, note, poll=60.0):
+        await until(eyes.is_in(second, "completed"), 15.0)
+    assert ran == ["second"]
+
+
+# Step by step --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F370")
+@pytest.mark.parametrize("state", ["available", "scheduled", "blocked", "running"])
+async def test_a_node_lives_in_whatever_table_its_last_job_is(state: str, eyes: Eyes, desk: Desk) -> None:
+    [(node, [first, last]), (_, [waiting])] = put(eyes.conn, Made(jobs=[{}, {}]), Made(after=[0]))
+    if state != "available":
+        eyes.do(LEAVES + MOVE[state], last)
+    end(eyes, first)
+    await desk.look(node)
+    assert await desk.sweep() == 0
+    assert eyes.state(waiting) == "blocked"
+    end(eyes, last)
+    await desk.look(node)
+    assert eyes.all("SELECT state, key, node > 0 FROM pgqueue.job WHERE id = %s", waiting) == [
+        ("available", None, True)
+    ]
+
+
+@pytest.mark.promise("F370")
+async def test_jobs_that_wait_live_for_those_that_wait_for_them(eyes: Eyes, desk: Desk) -> None:
+    [(one, [a]), (two, [b]), (_, [c])] = put(eyes.conn, Made(), Made(after=[0]), Made(after=[1]))
+    await desk.look(two)
+    assert [eyes.state(id) for id in (a, b, c)] == ["available", "blocked", "blocked"]
+    end(eyes, a)
+    await desk.look(one)
+    assert [eyes.state(id) for id in (b, c)] == ["available", "blocked"]
+
+
+@pytest.mark.promise("F373")
+async def test_a_watcher_that_is_locked_is_passed_over_and_found_later(eyes: Eyes, desk: Desk, dsn: str) -> None:
+    [(node, [first]), (_, [waiting])] = put(eyes.conn, Made(), Made(after=[0]))
+    end(eyes, first)
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM pgqueue.job_blocked WHERE id = %s FOR KEY SHARE", [waiting])
+        async with asyncio.timeout(10):
+            await desk.look(node)
+        assert eyes.state(waiting) == "blocked"
+    assert await desk.sweep() == 1
+    assert eyes.state(waiting) == "available"
+
+
+@pytest.mark.promise("F374")
+@pytest.mark.parametrize("length", [1_048_000, 1_048_600])
+async def test_arguments_that_grow_too_large_fail_the_job(length: int, eyes: Eyes, desk: Desk) -> None:
+    [(node, [first]), (_, [waiting])] = put(
+        eyes.conn, Made(), Made(after=[0], results={"got": (0, False)}, jobs=[{"n": 1}])
+    )
+    end(eyes, first, result=f'"{length * "x"}"')
+    await desk.look(node)
+    fits = length < 1_048_576
+    assert eyes.state(waiting) == ("available" if fits else "failed")
+    assert eyes.one("SELECT reason FROM pgqueue.job WHERE id = %s", waiting) == (None if fits else "arguments")
+    said = eyes.one("SELECT message FROM pgqueue.attempt WHERE job_id = %s", waiting)
+    assert said == (None if fits else "with the results that it waited for its arguments have more than 1048576 bytes")
+
+
+@pytest.mark.promise("F373")
+async def test_a_row_that_the_server_refuses_keeps_no_other(eyes: Eyes, desk: Desk) -> None:
+    """A trigger of the application refuses one of 50 watchers: 49 are released, and it stays where it is."""
+    [(node, [first]), (_, waiting)] = put(eyes.conn, Made(), Made(jobs=[{"n": n} for n in range(50)], after=[0]))
+    eyes.do("""CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.args = '{"n": 20}' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$""")
+    eyes.do("CREATE TRIGGER no BEFORE INSERT ON pgqueue.job_available FOR EACH ROW EXECUTE FUNCTION no()")
+    end(eyes, first)
+    await desk.look(node)
+    assert eyes.states() == {"completed": 1, "available": 49, "blocked": 1}
+    assert eyes.state(waiting[20]) == "blocked"
+
+
+@pytest.mark.promise("F372")
+async def test_what_is_judged_is_judged_by_the_nodes_that_the_row_names_however_many(eyes: Eyes, desk: Desk) -> None:
+    """Nodes end in any order: the watch moves down, and comes back up to one that lives."""
+    made = put(eyes.conn, *[Made() for _ in range(6)], Made(after=range(6)))
+    nodes, jobs = [node for node, _ in made], [ids[0] for _, ids in made]
+    for place in (5, 2, 4, 0, 1):
+        end(eyes, jobs[place])
+        await desk.look(nodes[place])
+        key = eyes.one("SELECT key FROM pgqueue.job_blocked WHERE id = %s", jobs[6])
+        assert eyes.state(jobs[nodes.index(int(key.removeprefix("node:")))]) == "available"
+    end(eyes, jobs[3])
+    await desk.look(nodes[3])
+    assert eyes.state(jobs[6]) == "available"
+
+
+@pytest.mark.promise("F372")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_a_node_that_ends_while_a_watch_moves_to_it_is_looked_at_once_more(
+    naive: bool, eyes: Eyes, dsn: str, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move has its snapshot, and has not committed: the look after that node's end is in vain. The naive releaser
+    looks at nothing again, and leaves the job to the sweep."""
+    [(one, [a]), (two, [b]), (_, [waiting])] = put(eyes.conn, Made(), Made(), Made(after=[0, 1]))
+    end(eyes, b)
+    eyes.do(STOP)
+    other = Desk(dsn)
+    with psycopg.connect(dsn) as gate:
+        gate.execute("SELECT pg_advisory_xact_lock(7)")
+        desk.releaser.look_at([two])
+        if naive:
+            monkeypatch.setattr(desk.releaser, "look_at", lambda nodes: None)
+        moving = asyncio.ensure_future(desk.releaser._step())
+        await until(lambda: eyes.one(STOPPED))
+        end(eyes, a)
+        await other.look(one)
+        assert eyes.state(waiting) == "blocked"
+    await moving
+    assert eyes.state(waiting) == ("blocked" if naive else "available")
+    assert await other.sweep() == naive
+    assert eyes.state(waiting) == "available"
+    await other.close()
+
+
+@pytest.mark.promise("F373")
+async def test_a_walk_comes_to_each_node_some_at_a_time(
+    eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releaser, "KEYS_MOST", 3)
+    monkeypatch.setattr(releaser, "WALK_SECONDS", 0.0)
+    made = [put(eyes.conn, Made(), Made(after=[0])) for _ in range(10)]
+    for [(_, [first]), _] in made:
+        end(eyes, first)
+    found = []
+    for _ in range(4):
+        desk.releaser.swept()
+        await desk.releaser._step()
+        found.append(eyes.states()["available"])
+    assert found == [3, 6, 9, 10]
+
+
+@pytest.mark.promise("F372")
+async def test_ten_thousand_nodes_before_one_cost_bounded_seconds(eyes: Eyes, desk: Desk) -> None:
+    """Ended in the worst order, from the last watched one down, in batches of 500: all looks together."""
+    made = put(eyes.conn, *[Made() for _ in range(10_000)], Made(after=range(10_000)))
+    *before, (_, [waiting]) = made
+    began = asyncio.get_running_loop().time()
+    for at in range(10_000, 0, -500):
+        part = before[at - 500 : at]
+        end(eyes, *[ids[0] for _, ids in part])
+        await desk.look(*[node for node, _ in part])
+        assert (eyes.state(waiting) == "available") is (at == 500)
+    assert asyncio.get_running_loop().time() - began < 20.0
