@@ -64,6 +64,8 @@ from pgqueue.client.enqueue import aenqueue as aenqueue
 from pgqueue.client.enqueue import aenqueue_many as aenqueue_many
 from pgqueue.client.enqueue import enqueue as enqueue
 from pgqueue.client.enqueue import enqueue_many as enqueue_many
+from pgqueue.client.flow import Flow as Flow
+from pgqueue.client.flow_enqueue import FlowHandle as FlowHandle
 from pgqueue.client.handle import JobHandle as JobHandle
 from pgqueue.client.handle import aresult as aresult
 from pgqueue.client.handle import result as result
@@ -110,6 +112,7 @@ from pgqueue.jobs.cron import Every as Every
 from pgqueue.jobs.job import Job as Job
 from pgqueue.jobs.job import NewJob as NewJob
 from pgqueue.jobs.job import current_job as current_job
+from pgqueue.jobs.nodes import Node as Node
 from pgqueue.jobs.outcomes import Cancel as Cancel
 from pgqueue.jobs.outcomes import Fail as Fail
 from pgqueue.jobs.outcomes import Retry as Retry

@@ -33,6 +33,7 @@ from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs import codec
 from pgqueue.jobs.job import Enqueueable, NewJob
+from pgqueue.jobs.nodes import refuse_results
 from pgqueue.jobs.values import check_task_name
 from pgqueue.options import needs_arguments
 
@@ -170,6 +171,7 @@ def one(job: NewJob[R], *, schema: str = "pgqueue", notify: bool = True) -> Stat
     """The statement that enqueues one job."""
     if is_plain(job):
         return Statement(text("enqueue_now", schema), plain_values(job) | {"notify": notify}, _handle)
+    refuse_results([job])
     return Statement(text("enqueue_later", schema), values(job) | {"notify": notify}, _handle)
 
 
@@ -178,6 +180,7 @@ def many(
 ) -> Statement[list[JobHandle[Any]]]:
     """The statement that enqueues these jobs: at least one, all without unique keys."""
     if not all(map(is_plain, jobs)):
+        refuse_results(jobs)
         return Statement(text("enqueue_many_later", schema), columns(jobs) | {"notify": notify}, _handles)
     params = plain_columns(jobs)
     params["heard"] = lines(sorted({job.queue for job in jobs})) if notify else ""

@@ -34,7 +34,7 @@ from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.client.registry import declared_tasks
 from pgqueue.client.schedules import spec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
-from pgqueue.jobs.codec import Codec, check_result, json_object, keywords_only
+from pgqueue.jobs.codec import AwaitsResults, Codec, check_result, json_object, keywords_only
 from pgqueue.jobs.concurrency import (
     Limit,
     Limiting,
@@ -187,9 +187,14 @@ class Task(Generic[P, R_co]):
 
     def new(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
         """Return the job of this call, for `enqueue_many`. Raises InvalidArguments if the arguments do not fit."""
+        results = None
+        try:
+            encoded = self.codec.encode(args, kwargs)
+        except AwaitsResults:
+            encoded, results = self.codec.awaiting(args, kwargs)
         new: NewJob[R_co] = NewJob(
             self.name,
-            self.codec.encode(args, kwargs),
+            encoded,
             self.queue,
             self.priority,
             self.run_at,
@@ -197,6 +202,7 @@ class Task(Generic[P, R_co]):
             self.headers,
             self.max_attempts,
             self.deadline,
+            results=results,
         )
         if self.locking is None and self.limiting is None and self.uniqueness is None:
             return new

@@ -57,6 +57,7 @@ from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import DuplicateJob, Error
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.nodes import refuse_results
 
 log = logging.getLogger("pgqueue")
 
@@ -151,6 +152,7 @@ def _asking(asked: list[Placed], handles: dict[int, JobHandle[Any]], schema: str
 
 def _keyed(jobs: Sequence[NewJob[Any]], schema: str, notify: bool) -> Statement[list[Row]]:
     """The first statement. One job is the usual call, and a batch of one would cost a third more."""
+    refuse_results(jobs)
     name = "unique_enqueue"
     params: dict[str, object] = {"notify": notify}
     if len(jobs) == 1 and (keys := jobs[0].keys) is not None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from math import isfinite
 from types import NoneType
 from typing import Any
@@ -35,6 +35,7 @@ from pgqueue.jobs import annotations as signatures
 from pgqueue.jobs.annotations import Kind, Surveyed, check_plain, listed, surveyed, unfit
 from pgqueue.jobs.fields import OF_USING
 from pgqueue.jobs.losses import is_plain, loss, never_written
+from pgqueue.jobs.nodes import NodeResult
 from pgqueue.jobs.round_trip import difference
 from pgqueue.jobs.sizes import JSON_MOST, TEXT_MOST, text_too_large
 from pgqueue.jobs.stand_ins import TEXTS, from_json, is_model, readable
@@ -70,6 +71,10 @@ def _option(name: str) -> str:
 
 class UnfitArguments(InvalidArguments):
     """The arguments of a stored job do not fit the function as it is here. Another version of it may take them."""
+
+
+class AwaitsResults(Exception):
+    """Arguments of a call stand for results of nodes: `awaiting` encodes the others. Never leaves `task.new`."""
 
 
 class UnfitResult(ValueError):
@@ -122,9 +127,22 @@ class Codec:
         """Return the JSON object for a call with these arguments.
 
         Raises InvalidArguments if a name is wrong or missing, or a value does not fit its annotation. NaN, NUL and lone
-        surrogates are refused at any depth. Raises PayloadTooLarge above 1 MiB.
+        surrogates are refused at any depth. Raises PayloadTooLarge above 1 MiB, AwaitsResults if an argument is the
+        result of a node.
+        """
+        return self._encoded(self._bind(args, kwargs))
+
+    def awaiting(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, NodeResult]]:
+        """Return the JSON object of the arguments that are there, and which parameters get the result of a node.
+
+        Raises as `encode`. What a result is, only the run of the job checks.
         """
         given = self._bind(args, kwargs)
+        results = {name: value for name, value in given.items() if type(value) is NodeResult}
+        rest = {name: value for name, value in given.items() if name not in results}
+        return _without(self, frozenset(results))._encoded(rest), results
+
+    def _encoded(self, given: dict[str, Any]) -> str:
         if not given:
             return "{}"
         exact, others = self._exact, self._exact_rest
@@ -242,6 +260,8 @@ class Codec:
                 raise self._refused(f"no keyword parameter {name!r}; {self._takes()}{_option(name)}")
 
     def _check(self, name: str, value: Any) -> None:
+        if type(value) is NodeResult:
+            raise AwaitsResults
         if why := self._complaint(name, value):
             # Where any name is an argument, so is that of an option, until its value can be no argument.
             raise self._refused(why + (_option(name) if name not in self._kinds else ""))
@@ -345,6 +365,16 @@ def json_object(values: Mapping[str, Any], what: str) -> str:
     if why:
         raise InvalidArguments(f"{what}{why}")
     return _dump(dict(values), what, "key").decode()
+
+
+@lru_cache(maxsize=256)
+def _without(codec: Codec, names: frozenset[str]) -> Codec:
+    """The codec of the same task without the parameters of these names."""
+    others = tuple(parameter for parameter in codec.parameters if parameter.name not in names)
+    rest = inspect.Parameter
+    if codec.is_open:
+        others += (rest("keywords", rest.VAR_KEYWORD, annotation=codec._rest.__args__[1]),)
+    return _build(codec.task, codec.wants_job, others, "")
 
 
 # -- Declaration: a signature becomes kinds and a decoder ------------------------------------------------------------

@@ -27,6 +27,9 @@ RETRY = "pgqueue:retry"
 PARENT = "pgqueue:parent"
 """The header of a successor (`job.enqueue`) with the id of the job that has enqueued it. Only people read it."""
 
+DELAY = "pgqueue:delay"
+"""The header of a job that waits for nodes of its flow: how many seconds after its release it may start."""
+
 ATTEMPT_TRACE = "pgqueue:attempt"
 """The header with the span of the last attempt that has ended by asking for another, as W3C's traceparent."""
 
@@ -55,6 +58,15 @@ def with_timeout(headers: str | None, seconds: float | None) -> str | None:
     '{"trace":"00-4b","pgqueue:timeout":30.0}'
     """
     return headers if seconds is None else _with(headers, TIMEOUT, seconds)
+
+
+def with_delay(headers: str | None, seconds: float | None) -> str | None:
+    """Return these headers with the delay after the release; None leaves them as they are.
+
+    >>> with_delay(None, 30.0)
+    '{"pgqueue:delay":30.0}'
+    """
+    return headers if seconds is None else _with(headers, DELAY, seconds)
 
 
 def with_waits(headers: str | None, policy: RetryPolicy | None) -> str | None:

@@ -27,6 +27,7 @@ from pgqueue.jobs.context import NO_CONTEXT, AnySource, Source
 from pgqueue.jobs.cron import tick_of
 from pgqueue.jobs.headers import TIMEOUT, timeout_of, waits_of, with_parent
 from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.nodes import NodeResult, refuse_results
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
 from pgqueue.jobs.values import EPOCH, whole
@@ -58,6 +59,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     limit_key: str | None = None  # the limit's name
     rate_key: str | None = None  # the rate's name, or name:key
     keys: Keys | None = None
+    results: dict[str, NodeResult] | None = None  # parameters that get the result of a node: of a job of a flow only
 
 
 class Enqueueable(Protocol[P, R_co]):
@@ -306,6 +308,7 @@ class Job:
         if self.written:
             raise Error(f"job {self.id} ({self.task}): enqueue before job.complete(conn): that writes the successors")
         new = make(*args, **kwargs)
+        refuse_results([new])
         new = msgspec.structs.replace(new, headers=with_parent(new.headers, self.id))
         new = self.context.successor(new)
         if self.successors is None:

@@ -16,6 +16,7 @@ from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.fields import FIELDS, KEY_FIELDS, NULL, Field, compiled
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import Keys
+from pgqueue.jobs.nodes import refuse_results
 from pgqueue.jobs.sizes import TEXT_MOST
 from pgqueue.jobs.values import check_priority, check_queue, check_task_name, utc
 
@@ -43,6 +44,7 @@ def options_of(job: NewJob[Any]) -> str | None:
     Raises InvalidOption if the job's unique key asks for DuplicateJob: which job has a key is known at the queue only.
     """
     keys = job.keys
+    refuse_results([job])
     if keys is not None and keys.on_duplicate == "raise":
         raise InvalidOption(
             f'task {job.task!r}: on_duplicate="raise" cannot be staged, because only the database of the queue knows '
@@ -111,7 +113,12 @@ def making(options: Any, fields: Iterable[Field]) -> Callable[..., Any]:
 
 def reading(new_job: Any) -> Callable[..., Any]:
     """The function that makes a job of its options and what was read of them. It takes all other fields as they are."""
-    read = {"queue": "check_queue(said.queue)", "priority": "check_priority(said.priority)", "delay": "None"}
+    read = {
+        "queue": "check_queue(said.queue)",
+        "priority": "check_priority(said.priority)",
+        "delay": "None",
+        "results": "None",
+    }
     read |= {name: name for name in ("task", "args", "headers", "run_at", "deadline", "keys")}
     said = ", ".join(read.get(name, f"said.{name}") for name in new_job.__struct_fields__)
     text = f"lambda task, args, said, headers, run_at, deadline, keys: new_job({said})"

@@ -13,5 +13,5 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.is_out_of_place(smallint, smallint, timestamptz, smallint, smallint, smallint, boolean),
     pgqueue.refuse_lane(smallint, smallint),
     pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
-    pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint)
+    pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.enqueue_flow(text, jsonb, integer[], pgqueue.keyed_job[]), pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint)
     TO :"role";

@@ -53,7 +53,7 @@ GRANT USAGE ON TYPE pgqueue.keyed_job TO :"role";
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text, text, text),
     pgqueue.is_out_of_place(smallint, smallint, timestamptz, smallint, smallint, smallint, boolean),
     pgqueue.refuse_lane(smallint, smallint),
-    pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.enqueue_replacing(pgqueue.keyed_job[]),
+    pgqueue.enqueue_keyed(pgqueue.keyed_job[]), pgqueue.enqueue_flow(text, jsonb, integer[], pgqueue.keyed_job[]), pgqueue.enqueue_replacing(pgqueue.keyed_job[]),
     pgqueue.begin_wait(bigint), pgqueue.leave_wait(bigint),
     pgqueue.enqueue(text, jsonb, text, integer, timestamptz, jsonb, timestamptz, text, text, text, integer, text, text, text),
     pgqueue.take_keys(text, text, text, double precision, bigint, timestamptz, boolean, bigint[]),

@@ -2362,6 +2362,122 @@ END $$;
 COMMENT ON FUNCTION pgqueue.put_keyed IS
     'The body of enqueue_keyed and enqueue_replacing: for no other caller.';
 
+-- The door for flows: enqueue all of its jobs and nodes as the owner, or nothing. `numbers` has the number of the node of
+-- each job, and `nodes` the nodes that have a name or wait:
+-- {"number": 2, "name": "sent", "after": [1], "after_end": [], "after_failure": [], "results": {"parcels": {"node": 1}}}.
+--
+-- One row: the flow, the ids of the jobs in their order, and the channels that are to hear of them. Or, if another job
+-- has a key: the place of the job that wants it, the key, and that other job; then nothing was written.
+--
+-- What it is given comes from a stranger. Numbers are those of this flow, and a node waits only for nodes before it, so
+-- no flow can touch another one, and none waits for itself. It checks what no table does: a job that waits enters
+-- `job_blocked`, which trusts what comes from available and scheduled.
+CREATE FUNCTION pgqueue.enqueue_flow(name text, nodes jsonb, numbers integer[], jobs pgqueue.keyed_job[]) RETURNS TABLE (
+    flow bigint, ids bigint[], heard text[], place bigint, key text, holder bigint
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    since timestamptz := pgqueue.now();
+    base bigint;
+    wrong text;
+BEGIN
+    PERFORM pgqueue.check_keys(jobs);
+    SELECT CASE
+        WHEN cardinality(numbers) <> cardinality(jobs) OR octet_length(enqueue_flow.name) NOT BETWEEN 1 AND 800 OR enqueue_flow.name IS NULL
+            THEN 'it has a name of 1 to 800 bytes, and a node for each job'
+        WHEN EXISTS (SELECT FROM unnest(numbers) AS n WHERE n BETWEEN 1 AND 1048575 IS NOT TRUE)
+            OR EXISTS (SELECT FROM jsonb_to_recordset(nodes) AS node (number integer) WHERE node.number BETWEEN 1 AND 1048575 IS NOT TRUE)
+            THEN 'a node has a number from 1 to 1048575'
+        WHEN EXISTS (
+            SELECT FROM jsonb_to_recordset(nodes) AS node (number integer, after integer[], after_end integer[], after_failure integer[])
+            WHERE cardinality(node.after || node.after_end || node.after_failure) > 10000
+               OR EXISTS (SELECT FROM unnest(node.after || node.after_end || node.after_failure) AS n
+                          WHERE n BETWEEN 1 AND node.number - 1 IS NOT TRUE))
+            THEN 'a node waits for at most 10000 nodes, all of them before it'
+        WHEN EXISTS (
+            SELECT FROM jsonb_to_recordset(nodes) AS node (number integer, results jsonb)
+            CROSS JOIN jsonb_each(node.results) AS result
+            WHERE (result.value ->> 'node')::integer BETWEEN 1 AND node.number - 1 IS NOT TRUE)
+            THEN 'a result is that of a node before it'
+        WHEN EXISTS (
+            SELECT FROM unnest(jobs) AS job
+            WHERE (job.priority BETWEEN 0 AND 9 AND octet_length(job.queue) BETWEEN 1 AND 40 AND isfinite(job.run_at) IS NOT FALSE
+                   AND pgqueue.keys_can_be(job.lock_key, job.lock_limit, job.on_locked, job.limit_key, job.rate_key)) IS NOT TRUE)
+            THEN 'a job has a queue, a priority from 0 to 9, keys that can be, and a time that is one'
+        END INTO wrong;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'pgqueue: this is no flow: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    ids := ARRAY(SELECT nextval('pgqueue.job_id_seq') FROM generate_series(1, cardinality(jobs)));
+    IF EXISTS (SELECT FROM unnest(jobs) AS job WHERE job.unique_key IS NOT NULL OR job.idempotency_key IS NOT NULL) THEN
+        BEGIN
+            SELECT array_position(enqueue_flow.ids, taken.job_id), taken.key, taken.holder INTO place, key, holder
+            FROM (
+                SELECT array_agg(a.idempotency_key ORDER BY a.id) AS idempotency_keys, array_agg(a.unique_key ORDER BY a.id) AS unique_keys,
+                    array_agg(a.hold ORDER BY a.id) AS holds, array_agg(a.hold_seconds ORDER BY a.id) AS seconds,
+                    array_agg(a.id ORDER BY a.id) AS ids, array_agg(since) AS since, array_agg(false) AS replaces
+                FROM ROWS FROM (unnest(jobs), unnest(ids)) AS a (
+                    task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked, limit_key,
+                    rate_key, unique_key, idempotency_key, hold, hold_seconds, replaces, id)
+                WHERE a.unique_key IS NOT NULL OR a.idempotency_key IS NOT NULL
+            ) AS asked CROSS JOIN LATERAL pgqueue.take_all_keys(
+                asked.idempotency_keys, asked.unique_keys, asked.holds, asked.seconds, asked.ids, asked.since, asked.replaces) AS taken
+            LIMIT 1;
+            IF holder IS NOT NULL THEN
+                RAISE EXCEPTION 'a key is held' USING ERRCODE = 'PGQ05';
+            END IF;
+        EXCEPTION WHEN SQLSTATE 'PGQ05' THEN -- the savepoint is undone, and with it the keys that were free
+            ids := NULL;
+            RETURN NEXT;
+            RETURN;
+        END;
+    END IF;
+    INSERT INTO pgqueue.flow (name, enqueued_at) VALUES (enqueue_flow.name, since) RETURNING id INTO flow;
+    base := flow << 20;
+    INSERT INTO pgqueue.node (id, name, after, after_end, after_failure, results)
+    SELECT base | node.number, node.name, ARRAY(SELECT base | n FROM unnest(node.after) AS n), ARRAY(SELECT base | n FROM unnest(node.after_end) AS n),
+        ARRAY(SELECT base | n FROM unnest(node.after_failure) AS n),
+        (SELECT jsonb_object_agg(result.key, jsonb_set(result.value, '{node}', to_jsonb(base | (result.value ->> 'node')::bigint)))
+         FROM jsonb_each(node.results) AS result)
+    FROM jsonb_to_recordset(nodes) AS node (
+        number integer, name text, after integer[], after_end integer[], after_failure integer[], results jsonb);
+    -- Of the nodes that a job waits for it watches the last: as a rule that ends last.
+    WITH waiting AS MATERIALIZED (
+        SELECT node.number, (SELECT max(n) FROM unnest(node.after || node.after_end || node.after_failure) AS n) AS last
+        FROM jsonb_to_recordset(nodes) AS node (number integer, after integer[], after_end integer[], after_failure integer[])
+        WHERE cardinality(node.after || node.after_end || node.after_failure) > 0
+    ), asked AS MATERIALIZED (
+        SELECT a.*, since AS enqueued_at, waiting.last,
+            CASE WHEN waiting.last IS NULL THEN base | a.number ELSE -(base | a.number) END AS node
+        FROM ROWS FROM (unnest(jobs), unnest(ids), unnest(numbers)) AS a (
+            task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit, on_locked, limit_key, rate_key,
+            unique_key, idempotency_key, hold, hold_seconds, replaces, id, number)
+        LEFT JOIN waiting ON waiting.number = a.number
+        ORDER BY a.id
+    ), blocked AS (
+        INSERT INTO pgqueue.job_blocked (
+            state, key, id, enqueued_at, rank, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit,
+            on_locked, limit_key, rate_key, unique_key, idempotency_key, node)
+        SELECT 'blocked', 'node:' || (base | a.last), a.id, a.enqueued_at, 2 * a.priority + 1, a.task, a.args, a.queue, a.priority, a.headers,
+            a.max_attempts, a.run_at, a.deadline, a.lock_key, a.lock_limit, a.on_locked, a.limit_key, a.rate_key, a.unique_key,
+            a.idempotency_key, a.node
+        FROM asked a WHERE a.last IS NOT NULL
+    ), ready AS (
+        INSERT INTO pgqueue.job (
+            state, id, enqueued_at, rank, task, args, queue, priority, headers, max_attempts, run_at, deadline, lock_key, lock_limit,
+            on_locked, limit_key, rate_key, unique_key, idempotency_key, node)
+        SELECT CASE WHEN a.run_at > since THEN 'scheduled' ELSE 'available' END, a.id, a.enqueued_at, 2 * a.priority + 1, a.task, a.args,
+            a.queue, a.priority, a.headers, a.max_attempts, a.run_at, a.deadline, a.lock_key, a.lock_limit, a.on_locked, a.limit_key,
+            a.rate_key, a.unique_key, a.idempotency_key, a.node
+        FROM asked a WHERE a.last IS NULL
+        RETURNING CASE state WHEN 'available' THEN queue::text ELSE ':scheduled' END AS channel
+    )
+    SELECT array_agg(DISTINCT ready.channel) INTO heard FROM ready;
+    RETURN NEXT;
+END $$;
+COMMENT ON FUNCTION pgqueue.enqueue_flow IS
+    'Enqueue a flow as a whole: part of an enqueue of pgqueue''s own, not to be called by others.';
+
 -- Take back those of these jobs that have never started, so that this transaction may write them anew. `since`: when
 -- each was enqueued. Waits for a transaction that has locked one, as `keep_waiting` does; locks in the order of the
 -- ids. `was_due`: its time had come. `waits_for`: it waits for its release, with this key. Others are on the move, or have started.
@@ -3438,6 +3554,7 @@ REVOKE ALL ON FUNCTION
     pgqueue.put_keyed(pgqueue.keyed_job[]),
     pgqueue.enqueue_keyed(pgqueue.keyed_job[]),
     pgqueue.enqueue_replacing(pgqueue.keyed_job[]),
+    pgqueue.enqueue_flow(text, jsonb, integer[], pgqueue.keyed_job[]),
     pgqueue.check_keys(pgqueue.keyed_job[]),
     pgqueue.begin_wait(bigint),
     pgqueue.leave_wait(bigint),

@@ -51,7 +51,7 @@ def columns(sql: str) -> list[str]:
 
 
 def test_each_field_of_a_new_job_is_in_the_table_and_nothing_else_is() -> None:
-    assert {SPLIT.get(name, name) for name in NAMES} | {"keys"} == set(NewJob.__struct_fields__)
+    assert {SPLIT.get(name, name) for name in NAMES} | {"keys", "results"} == set(NewJob.__struct_fields__)
     assert [field.read for field in KEY_FIELDS] == [f"keys.{name}" for name in Keys.__struct_fields__]
 
 

@@ -19,6 +19,8 @@ from pgqueue.admin.queries import JobInfo
 from pgqueue.admin.queues import apause, pause
 from pgqueue.client import schedules
 from pgqueue.client.enqueue import aenqueue, enqueue, enqueue_many
+from pgqueue.client.flow import Flow
+from pgqueue.client.flow_enqueue import FlowHandle
 from pgqueue.client.handle import JobHandle
 from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.middleware import middleware, on_finish, on_start
@@ -26,6 +28,7 @@ from pgqueue.client.tasks import Task, declared, find, remote, task
 from pgqueue.jobs.concurrency import Limit, Rate
 from pgqueue.jobs.cron import Every
 from pgqueue.jobs.job import Job, NewJob
+from pgqueue.jobs.nodes import Node
 from pgqueue.jobs.outcomes import Snooze
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing.wait import aenqueued, enqueued
@@ -53,6 +56,10 @@ async def watch(job: Job, start: int) -> int:
 
 @task(retry=lambda attempt, exc: 5.0 if attempt < 3 else None)
 def nothing() -> None: ...
+
+
+@task
+def listed(order: int, texts: list[str]) -> None: ...
 
 
 @task(limit=5, rate="100/minute")
@@ -238,3 +245,26 @@ async def bad_async(conn: psycopg.AsyncConnection) -> None:
 
 def find_job() -> Job:
     raise NotImplementedError
+
+
+def orders(conn: psycopg.Connection) -> None:
+    flow = Flow("order 7")
+    paid = flow.add(charge.new(7))
+    assert_type(paid, Node[float])
+    assert_type(paid.result, float)
+    counted = flow.add_many((count.new(i) for i in range(3)), after=[paid])
+    assert_type(counted, Node[list[str]])
+    mail = flow.add(listed.new(7, texts=counted.result), name="mail")
+    flow.add(charge.new(7, counted.result))  # type: ignore
+    flow.add(watch.new(7), after=[mail.failed, paid.ended])
+    flow.add(watch.new(7), after=paid)  # type: ignore
+    flow.add(watch.new(7), after=["paid"])  # type: ignore
+    flow.add(watch)  # type: ignore
+    flow.add_many(watch.new(7))  # type: ignore
+    handle = flow.enqueue(conn)
+    assert_type(handle, FlowHandle)
+    assert_type(handle.jobs(paid), list[JobHandle[Any]])
+
+
+async def aorders(conn: object) -> None:
+    assert_type(await Flow("order 7").aenqueue(conn), FlowHandle)
