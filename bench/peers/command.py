@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 import psutil
+import psycopg
 
 from bench.peers import peer, record, report
 from bench.peers.child import Died
@@ -26,7 +27,8 @@ from bench.peers.stage import Servers
 from bench.server import Lab
 
 QUICK = 0.01
-FAILURES = (Died, NotInstalled, OSError, subprocess.SubprocessError, RuntimeError, KeyError, ValueError)
+FAILURES = (Died, NotInstalled, OSError, subprocess.SubprocessError, psycopg.Error, RuntimeError, KeyError, ValueError)
+"""What a peer that does not work leads to, its own tables included."""
 
 
 @click.command("peers")

@@ -19,6 +19,7 @@ from pgqueue import distribution
 
 ROOT = Path(__file__).parent.parent.parent
 MARK = "installed.json"
+NEWER = 3  # minor versions of Python that are tried, from the least one on
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -45,13 +46,16 @@ class Home:
             return
         if peer.server == "redis" and shutil.which("redis-server") is None:
             _install_debian("redis-server", say)
-        if self._is_there(peer.name, peer.packages):
+        if self._is_there(peer):
             return say(f"{peer.name}: is there")
         say(f"{peer.name}: {' '.join(peer.packages)}")
         if peer.language == "node":
-            if not self._is_there("node", self._node_packages):
+            if not self._is_noted("node", self._node_packages):
                 self._python_environment("node", self._node_packages, "3.11")
             self._node_modules(peer)
+        elif peer.language == "ruby":
+            for package in peer.packages:
+                _install_debian(package, say)
         else:
             self._python_environment(peer.name, peer.packages, peer.python)
         return None
@@ -61,6 +65,8 @@ class Home:
         if peer.language == "node":
             script = Path(__file__).parent / "adapters" / f"{peer.adapter}.mjs"
             return [str(self.node), str(script), role]
+        if peer.language == "ruby":
+            return ["ruby", str(Path(__file__).parent / "adapters" / f"{peer.adapter}.rb"), role]
         return [str(self.python(peer)), "-m", "bench.peers.adapters", peer.adapter, role]
 
     def environment(self, peer: Peer) -> dict[str, str]:
@@ -77,8 +83,9 @@ class Home:
         """Raise NotInstalled unless the peer is there."""
         if peer.reason is not None:
             raise NotInstalled(peer.reason)
-        if peer.packages and not self._is_there(peer.name, peer.packages):
-            raise NotInstalled(f"it is not in {self.folder} at these versions: --install puts it there")
+        if peer.packages and not self._is_there(peer):
+            place = "on this machine" if peer.language == "ruby" else f"in {self.folder}"
+            raise NotInstalled(f"it is not {place} at these versions: --install puts it there")
 
     def versions(self, peer: Peer) -> dict[str, str]:
         """What is really there, package by package, with the language itself."""
@@ -89,6 +96,10 @@ class Home:
                 file = self._of(peer.name) / "node_modules" / name / "package.json"
                 found[name] = json.loads(file.read_text(encoding="utf-8"))["version"]
             return found
+        if peer.language == "ruby":
+            return {"ruby": _output(["ruby", "--version"]).split()[1]} | {
+                name: _debian_version(name) for name in map(_debian_name, peer.packages)
+            }
         names = [package.partition("==")[0].partition("[")[0] for package in peer.packages] or [distribution.NAME]
         code = (
             "import json, platform, sys; from importlib.metadata import version; "
@@ -109,7 +120,14 @@ class Home:
     def _of(self, name: str) -> Path:
         return self.folder / "peers" / name
 
-    def _is_there(self, name: str, packages: tuple[str, ...]) -> bool:
+    def _is_there(self, peer: Peer) -> bool:
+        if peer.language == "ruby":
+            return all(
+                package == f"{(name := _debian_name(package))}={_debian_version(name)}" for package in peer.packages
+            )
+        return self._is_noted(peer.name, peer.packages)
+
+    def _is_noted(self, name: str, packages: tuple[str, ...]) -> bool:
         try:
             found = json.loads((self._of(name) / MARK).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -143,14 +161,35 @@ class Home:
 
 
 def _interpreter(least: str) -> str:
-    """A Python of at least this version: the bench's own, or `pythonX.Y` of the PATH."""
+    """A Python of at least this version: the bench's own, `pythonX.Y` of the PATH, or one that pyenv keeps."""
     wanted = tuple(map(int, least.split(".")))
     if sys.version_info[:2] >= wanted:
         return sys.executable
-    found = shutil.which(f"python{least}")
-    if found is None or subprocess.run([found, "--version"], capture_output=True, check=False).returncode:
-        raise NotInstalled(f"it needs Python {least}, and no python{least} that runs is on the PATH")
-    return found
+    for minor in range(wanted[1], wanted[1] + NEWER):
+        name = f"python3.{minor}"
+        for program in filter(None, (shutil.which(name), *_of_pyenv(f"3.{minor}"))):
+            if subprocess.run([program, "--version"], capture_output=True, check=False).returncode == 0:
+                return program
+    raise NotInstalled(f"it needs Python {least} or newer, and neither the PATH nor pyenv has one that runs")
+
+
+def _of_pyenv(version: str) -> list[str]:
+    """The programs of this version that pyenv keeps, the newest first."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return sorted(map(str, root.glob(f"versions/{version}.*/bin/python{version}")), reverse=True)
+
+
+def _debian_name(package: str) -> str:
+    """The name of `NAME=VERSION`."""
+    return package.partition("=")[0]
+
+
+def _debian_version(name: str) -> str:
+    """The version of a package of Debian that is on this machine; nothing if it is not."""
+    if shutil.which("dpkg-query") is None:
+        return ""
+    command = ["dpkg-query", "--show", "--showformat=${Version}", name]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _install_debian(package: str, say: Callable[[str], None]) -> None:

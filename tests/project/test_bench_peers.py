@@ -42,6 +42,16 @@ done = "never"
 history = "none"
 durability = "none"
 
+[peers.misread]
+title = "Misread"
+language = "python"
+adapter = "pgqueue_tasks"
+settings = { concurrency = 10, bulk = 1000 }
+done = "in a table that there is not"
+unfinished = "SELECT EXISTS (SELECT FROM there_is_no_such_table)"
+history = "none"
+durability = "none"
+
 [peers.absent]
 title = "Absent"
 language = "python"
@@ -68,6 +78,7 @@ def test_a_peer_that_fails_is_listed_and_the_others_are_measured(tmp_path: Path)
     assert drained.keys() - {WITH_START} == {"jobs_s", "server_us", "worker_us", "wal_bytes", "transactions"}, drained
     assert drained["jobs_s"] > 0 and drained["wal_bytes"] > 0
     assert "ModuleNotFoundError" in (found.error("drain-1", "broken") or ""), "the end of what it wrote is its reason"
+    assert "UndefinedTable" in (found.error("drain-1", "misread") or ""), "its tables are not as the table here says"
     assert "absent" not in found.samples["drain-1"]
     assert found.peers["pgqueue"]["versions"]["python"]
     assert "Absent: it needs a machine that there is not" in first.output
@@ -172,10 +183,10 @@ def test_every_peer_is_pinned_and_has_an_adapter() -> None:
     for this in table.peers.values():
         if this.reason is not None:
             continue
-        suffix = {"python": ".py", "node": ".mjs"}[this.language]
+        suffix = {"python": ".py", "node": ".mjs", "ruby": ".rb"}[this.language]
         assert (ADAPTERS / f"{this.adapter}{suffix}").is_file(), this.name
         assert this.unfinished and this.done and this.history and this.durability, this.name
-        pin = {"python": "==", "node": "@"}[this.language]
+        pin = {"python": "==", "node": "@", "ruby": "="}[this.language]
         assert all(pin in package[1:] for package in this.packages), this.name
         assert this.packages or this.name == peer.OURS
     assert all("==" in package for package in table.node)
