@@ -209,8 +209,8 @@ class Stream:
             self.doubtful.add(key)
             job = notes.enqueue(conn, key=key, seconds=self._seconds).id
             conn.commit()
+            self.committed[key] = job  # first: so each key that was drawn is in one of the two
             self.doubtful.discard(key)
-            self.committed[key] = job
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Pair:
     def crash(self) -> None:
         """Kill the primary with all its processes, as if its machine had lost power."""
         postmaster = psutil.Process(self.primary.postmaster())
+        postmaster.suspend()  # else a process that it starts meanwhile lives on, and may commit
         processes = [postmaster, *postmaster.children()]
         for process in processes:
             with suppress(ProcessLookupError):
