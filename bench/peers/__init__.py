@@ -16,6 +16,7 @@ In the order of reading:
   stage.py      one peer on a fresh database, with its processes
   size.py       how much of everything a sample takes
   drain.py      the drain that several scenarios share
+  starts.py     from commit to start, at rest and beside other jobs
   curves.py     what depth and an old snapshot do
   scenarios.py  all that is measured, and how
   record.py     every sample of a run, written down as soon as it is taken

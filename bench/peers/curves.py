@@ -24,6 +24,7 @@ import psycopg
 
 from bench.peers.size import PATIENCE, START_RATE, Size, Values
 from bench.peers.stage import Stage
+from bench.peers.starts import waits
 
 DEPTHS = (1_000, 10_000, 100_000, 1_000_000)
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -97,7 +98,7 @@ def _start(stage: Stage, seconds: float) -> float:
     stage.wait_for(5 + len(events), PATIENCE)
     probe.end()
     stage.stop_work()
-    return median(ms for _, ms in _waits(stage, events, since))
+    return median(ms for _, ms in waits(stage, events, since))
 
 
 def _flow(stage: Stage, size: Size) -> Values:
@@ -122,21 +123,15 @@ def _flow(stage: Stage, size: Size) -> Values:
     stage.wait_until_done(PATIENCE)
     stage.stop_work()
     each = [(after - before) * len(PARTS) / seconds for before, after in pairwise(ran)]
-    waits = _waits(stage, events, since)
+    found = waits(stage, events, since)
     half = len(PARTS) // 2
     values = {"last": sum(each[half:]) / max(SHORTEST, sum(each[:half])), "seconds": seconds, "beside_s": rate}
     for part, now in zip(PARTS, each, strict=True):
         values[f"jobs_s@{part}"] = now
-        these = [ms for at, ms in waits if part - 1 <= len(PARTS) * (at - since) / seconds < part]
+        these = [ms for at, ms in found if part - 1 <= len(PARTS) * (at - since) / seconds < part]
         if these:
             values[f"p50_ms@{part}"] = median(these)
     return values
-
-
-def _waits(stage: Stage, events: list[tuple[int, float]], since: float) -> list[tuple[float, float]]:
-    """When each of these commits had returned, and the milliseconds until its job began."""
-    started = {number: at for number, at in stage.starts() if at > since}
-    return [(at, max(0.0, started[number] - at) * 1e3) for number, at in events]
 
 
 @contextmanager

@@ -8,7 +8,8 @@
   the peer's `size` is too small. From the same sample: WAL, transactions and CPU a job, claim to end.
 - `start`: a worker is idle; a process enqueues 20 jobs a second, one per transaction, at random distances. From the
   return of the commit to the first line of the handler; a handler that is quicker than the answer counts as 0.
-- `start-loaded`: the same while another process enqueues half of what the peer drains, or enqueues, in this run.
+- `start-loaded`: the same while another process enqueues half of what the peer drains, or enqueues, in this run: see
+  starts.py.
 - `application`: 200 bytes of arguments, 1 ms of waiting in each job, history kept where the peer can, jobs waiting, and
   a process that enqueues one per transaction beside. Jobs begun a second by one worker process.
 - `idle`: a worker that has worked and has nothing to do.
@@ -32,9 +33,9 @@ from time import monotonic, sleep
 from bench.peers.curves import DEPTHS, PARTS, depth, depth_start, held
 from bench.peers.drain import drain
 from bench.peers.peer import Peer
-from bench.peers.size import PATIENCE, START_RATE, Size, Values
+from bench.peers.size import PATIENCE, Size, Values
 from bench.peers.stage import Stage
-from bench.samples import percentile
+from bench.peers.starts import start, start_loaded
 
 WARM_JOBS = 200
 ONE_JOBS = 3_000
@@ -109,37 +110,6 @@ def drain_2(stage: Stage, size: Size) -> Values:
     jobs = size.jobs(2 * stage.peer.size)
     stage.fill("noop", jobs)
     return drain(stage, jobs, 2)
-
-
-def start(stage: Stage, size: Size) -> Values:
-    return _starts(stage, size, 0.0)
-
-
-def start_loaded(stage: Stage, size: Size) -> Values:
-    known = size.known("drain-1.jobs_s", "bulk.jobs_s")
-    return _starts(stage, size, min(known) / 2 if known else stage.peer.size / 10)
-
-
-def _starts(stage: Stage, size: Size, load: float) -> Values:
-    """Starts after commits, beside so many jobs a second."""
-    seconds = size.seconds(10.0)
-    stage.work(starts=True)
-    probe = stage.client()
-    probe.ask(do="one", task="noop", n=20)
-    stage.wait_for(20, PATIENCE)
-    stage.wait_until_done(PATIENCE)
-    other = stage.client() if load else None
-    if other is not None:
-        other.say(do="flow", task="noop", rate=load, seconds=seconds + 1.0)
-        stage.wait_for(21, PATIENCE)
-    begun = monotonic()
-    events = probe.ask(do="pace", task="noop", rate=START_RATE, seconds=seconds)["events"]
-    sent = 0 if other is None else other.hear()["jobs"]
-    stage.wait_for(20 + len(events) + sent, PATIENCE)
-    started = {number: at for number, at in stage.starts() if at > begun}
-    waits = [max(0.0, started[number] - at) * 1e3 for number, at in events]
-    values = {f"p{percent}_ms": percentile(waits, percent) for percent in (50, 95, 99)}
-    return {**values, **({"beside_s": load} if load else {})}
 
 
 def application(stage: Stage, size: Size) -> Values:
@@ -219,6 +189,7 @@ def idle(stage: Stage, size: Size) -> Values:
 
 RATE = Measure("jobs_s", "jobs/s")
 _STARTS = (Measure("p50_ms", "p50 ms", True), Measure("p95_ms", "p95 ms", True), Measure("p99_ms", "p99 ms", True))
+_STARTS_LOADED = (*_STARTS, Measure("beside_s", "jobs/s beside"), Measure("grows", "queue grew", True))
 _COSTS = (
     Measure("wal_bytes", "WAL bytes a job", True),
     Measure("transactions", "transactions a job", True),
@@ -243,7 +214,7 @@ SCENARIOS = {
         Scenario("drain-1", "Drain of no-op jobs, one worker process", drain_1, (RATE, *_COSTS)),
         Scenario("drain-2", "Drain of no-op jobs, two worker processes", drain_2, (RATE, *_COSTS)),
         Scenario("start", "From commit to start, at rest", start, _STARTS),
-        Scenario("start-loaded", "From commit to start, at half load", start_loaded, _STARTS),
+        Scenario("start-loaded", "From commit to start, at half load", start_loaded, _STARTS_LOADED),
         Scenario(
             "application",
             "Like an application: 200 bytes, 1 ms, producers beside, history kept",

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bench.peers import command, curves, peer, record, report
+from bench.peers import command, curves, peer, record, report, starts
 from bench.peers.bars import BARS, Bar, judge
 from bench.peers.command import peers, write_report
 from bench.peers.curves import DEPTHS
@@ -130,6 +130,47 @@ def test_the_snapshot_is_older_than_the_first_job_and_held_to_the_last(dsn: str,
 
     assert stage.holding == [1, 1]
     assert values == {"share": 0.8, "jobs_s": 80.0, "last": 1.0}
+
+
+@pytest.mark.promise("F257")
+@pytest.mark.parametrize(
+    ("milliseconds", "is_growth"),
+    [
+        ([5.0] * 60, False),
+        ([float(n % 200) for n in range(600)], False),  # a peer that polls
+        ([5.0, 400.0, 5.0] * 20, False),  # a busy machine
+        ([12.0 * n for n in range(60)], True),
+        ([169.0, 523.0, 720.0, 800.0, 1347.0, 1834.0, 2024.0, 2002.0], True),  # seen: 9,000 jobs/s, 5,400 taken
+        ([1.0, 900.0], False),
+    ],
+)
+def test_starts_that_come_later_and_later_are_of_a_queue_that_grows(milliseconds: list[float], is_growth: bool) -> None:
+    assert starts.grows([(float(at), ms) for at, ms in enumerate(milliseconds)]) is is_growth
+
+
+@pytest.mark.promise("F257")
+def test_the_load_is_halved_until_the_peer_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage whose worker takes 3,000 jobs a second: a job waits for what was enqueued beyond that."""
+
+    def beside(stage: object, probe: object, other: object, load: float, seconds: float) -> starts.Waits:
+        late = max(0.0, load / 3_000 - 1.0)
+        return [(at, 1.0 + 1e3 * late * at) for at in (0.05 * n for n in range(200))]
+
+    monkeypatch.setattr(starts, "_at_work", lambda stage: None)
+    monkeypatch.setattr(starts, "_beside", beside)
+    stage: Any = HeldStage("")
+    stage.client = lambda: None
+    size = Size(found={"drain-1.jobs_s": 18_518.0, "bulk.jobs_s": 60_000.0})
+
+    assert starts.start_loaded(stage, size) == {
+        "p50_ms": 1.0,
+        "p95_ms": 1.0,
+        "p99_ms": 1.0,
+        "beside_s": 2_314.75,
+        "grows": 0.0,
+    }
+    slow = Size(found={"drain-1.jobs_s": 1_000_000.0})
+    assert starts.start_loaded(stage, slow)["grows"] == 1.0
 
 
 def test_a_depth_that_takes_too_long_to_fill_is_left_out() -> None:
