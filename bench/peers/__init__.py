@@ -6,6 +6,7 @@
     python -m bench peers --quick                tiny: shows that each peer runs, its figures mean nothing
     python -m bench peers --resume               go on with a run that was interrupted
     python -m bench report FILE --to FOLDER      the same as Markdown and charts
+    python -m bench report FILE --write          into bench/results, README.md and docs/compare.md
 
 In the order of reading:
   peers.toml    every peer: versions, settings, what counts as done, history, durability, more and less
@@ -21,6 +22,8 @@ In the order of reading:
   scenarios.py  all that is measured, and how
   record.py     every sample of a run, written down as soon as it is taken
   bars.py       what pgqueue must reach beside the peers
-  report.py     the record as Markdown and SVG
+  chart.py      a scenario as SVG
+  report.py     the record as Markdown
+  quotes.py     what README.md and docs/compare.md quote of the last full run
   command.py    the command
 """

@@ -16,7 +16,7 @@ import click
 import psutil
 import psycopg
 
-from bench.peers import peer, record, report
+from bench.peers import peer, quotes, record, report
 from bench.peers.child import Died
 from bench.peers.install import ROOT, Home, NotInstalled, default_home
 from bench.peers.peer import Peer
@@ -95,12 +95,26 @@ def peers(
 
 
 @click.command("report")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--to", type=click.Path(file_okay=False, path_type=Path), required=True, help="The folder to write to.")
-def write_report(file: Path, to: Path) -> None:
-    """Write a record of `python -m bench peers` as Markdown with a chart of each scenario, and a copy of it."""
-    for path in report.write(record.read(file), to):
-        click.echo(path)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="The folder to write the report to.")
+@click.option("--write", is_flag=True, help="Put it into bench/results, and its figures into the pages.")
+def write_report(file: Path | None, to: Path | None, write: bool) -> None:
+    """Write a record of `python -m bench peers` as Markdown with a chart of each scenario, and a copy of it.
+
+    `--write` without a file fills the pages from bench/results as it stands.
+    """
+    if not write and (file is None or to is None):
+        raise click.UsageError("name a record and --to a folder, or say --write")
+    if file is not None:
+        found = record.read(file)
+        if write and (found.about.get("quick") or not found.about.get("full")):
+            raise click.UsageError(f"{file} is of no full run: the pages quote one of --full, without --quick")
+        for folder in [*([to] if to else []), *([quotes.RESULTS] if write else [])]:
+            for path in report.write(found, folder):
+                click.echo(path)
+    if write:
+        for path in quotes.write():
+            click.echo(path)
 
 
 def _measure(found: Record, servers: Servers, contenders: list[Peer], wanted: list[Scenario], to: Path) -> None:

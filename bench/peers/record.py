@@ -47,6 +47,16 @@ class Record:
         ratios = [value / theirs[number] for number, value in mine.items() if theirs.get(number)]
         return median(ratios) if ratios else None
 
+    def ranked(self, scenario: str, measure: str, *, less_is_better: bool) -> dict[str, float]:
+        """The medians of all peers that have one, the best first."""
+        found = {name: self.median(scenario, name, measure) for name in self.samples.get(scenario, {})}
+        known = {name: value for name, value in found.items() if value is not None}
+        return dict(sorted(known.items(), key=lambda pair: pair[1], reverse=not less_is_better))
+
+    def title(self, peer: str) -> str:
+        """The name of this peer as a reader knows it."""
+        return str(self.peers.get(peer, {}).get("title", peer))
+
     def error(self, scenario: str, peer: str) -> str | None:
         """Why this peer has no figure here: the first error of its rounds, or why it cannot run at all."""
         reason: str | None = self.peers.get(peer, {}).get("reason")

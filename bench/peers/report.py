@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from html import escape
 from pathlib import Path
 
 from bench.peers.bars import judge
+from bench.peers.chart import charts, curve_file, curve_of, number
 from bench.peers.drain import WITH_START
 from bench.peers.peer import OURS
 from bench.peers.record import Record
@@ -16,14 +16,13 @@ from bench.peers.scenarios import SCENARIOS, Measure, Scenario
 FIRST = ("application", "drain-1", "drain-2")
 PAGE = "peers.md"
 RECORD = "peers.json"
-_ROW, _NAME, _WIDTH, _SPAN = 26, 170, 720, 430  # of a chart, in pixels
 
 
 def write(record: Record, folder: Path) -> list[Path]:
     """Write the page, its charts and the record into that folder; what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {PAGE: markdown(record)}
-    texts |= {f"{scenario.name}.svg": chart(record, scenario) for scenario in _measured(record)}
+    texts |= charts(record, _measured(record))
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     record.write(folder / RECORD)
@@ -34,30 +33,6 @@ def markdown(record: Record) -> str:
     """The page: what was run, a table of each scenario, the bars, and what each peer's figures mean."""
     parts = [_head(record), *(_section(record, scenario) for scenario in _measured(record)), _bars(record)]
     return "\n\n".join([*parts, _peers(record), _settings(record)]) + "\n"
-
-
-def chart(record: Record, scenario: Scenario) -> str:
-    """Bars of the first measure, the best on top; pgqueue's is dark."""
-    measure = scenario.measures[0]
-    medians = _medians(record, scenario, measure)
-    most = max(medians.values(), default=1.0) or 1.0
-    height = 40 + _ROW * len(medians)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" '
-        f'font-size="13" role="img" aria-label="{escape(scenario.title)}">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
-        f'<text x="8" y="20" font-weight="bold">{escape(scenario.title)}, {escape(measure.heading)}'
-        f"{' (less is better)' if measure.less_is_better else ''}</text>",
-    ]
-    for row, (name, value) in enumerate(medians.items()):
-        top, width = 34 + row * _ROW, max(1.0, _SPAN * value / most)
-        colour = "#1f4e79" if name == OURS else "#9db7d1"
-        lines += [
-            f'<text x="{_NAME - 8}" y="{top + 14}" text-anchor="end">{escape(_title(record, name))}</text>',
-            f'<rect x="{_NAME}" y="{top}" width="{width:.1f}" height="18" fill="{colour}"/>',
-            f'<text x="{_NAME + width + 6:.1f}" y="{top + 14}">{_number(value)}</text>',
-        ]
-    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -82,11 +57,11 @@ def _head(record: Record) -> str:
 
 def _section(record: Record, scenario: Scenario) -> str:
     first = scenario.measures[0]
-    measures = [measure for measure in scenario.measures if _medians(record, scenario, measure)]
-    found = _medians(record, scenario, first)
+    measures = [measure for measure in scenario.measures if _has(record, scenario, measure)]
+    found = record.ranked(scenario.name, first.key, less_is_better=first.less_is_better)
     rows = [
         [
-            _title(record, name),
+            record.title(name),
             *(_cell(record.median(scenario.name, name, measure.key)) for measure in measures),
             "" if name == OURS else _cell(record.ratio(scenario.name, first.key, OURS, name)),
         ]
@@ -94,17 +69,22 @@ def _section(record: Record, scenario: Scenario) -> str:
     ]
     head = ["peer", *(measure.heading for measure in measures), f"pgqueue's {first.heading} over it"]
     notes = [
-        f"- {_title(record, name)} has no figure here: {_one_line(record.error(scenario.name, name))}"
+        f"- {record.title(name)} has no figure here: {_one_line(record.error(scenario.name, name))}"
         for name in record.samples[scenario.name]
         if name not in found
     ]
     notes += [
-        f"- Starting its processes is in the figure of {_title(record, name)}: its jobs were too few for another."
+        f"- Starting its processes is in the figure of {record.title(name)}: its jobs were too few for another."
         for name in found
         if record.values(scenario.name, name, WITH_START)
     ]
     better = "Less is better." if first.less_is_better else "More is better."
     parts = [f"## {scenario.title}", f"![{scenario.title}]({scenario.name}.svg)", better, table(head, rows)]
+    parts += [
+        f"![{scenario.title}: {curve.heading}]({curve_file(scenario, curve)})"
+        for curve in scenario.curves
+        if curve_of(record, scenario, curve)
+    ]
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
 
 
@@ -114,8 +94,8 @@ def _bars(record: Record) -> str:
             verdict.bar.text,
             f"{'<=' if verdict.bar.at_most else '>='} {verdict.bar.value:g}",
             _cell(verdict.figure),
-            _title(record, verdict.beside) if verdict.beside else "",
-            verdict.word,
+            record.title(verdict.beside) if verdict.beside else "",
+            f"{verdict.word}: {verdict.bar.why}" if verdict.word == "missed" else verdict.word,
         ]
         for verdict in judge(record)
     ]
@@ -151,15 +131,8 @@ def _measured(record: Record) -> list[Scenario]:
     return [SCENARIOS[name] for name in order if name in record.samples]
 
 
-def _medians(record: Record, scenario: Scenario, measure: Measure) -> dict[str, float]:
-    """The medians of all peers that have one, the best first."""
-    found = {name: record.median(scenario.name, name, measure.key) for name in record.samples[scenario.name]}
-    known = {name: value for name, value in found.items() if value is not None}
-    return dict(sorted(known.items(), key=lambda pair: pair[1], reverse=not measure.less_is_better))
-
-
-def _title(record: Record, name: str) -> str:
-    return str(record.peers.get(name, {}).get("title", name))
+def _has(record: Record, scenario: Scenario, measure: Measure) -> bool:
+    return bool(record.ranked(scenario.name, measure.key, less_is_better=measure.less_is_better))
 
 
 def _one_line(text: str | None) -> str:
@@ -167,8 +140,4 @@ def _one_line(text: str | None) -> str:
 
 
 def _cell(value: float | None) -> str:
-    return "" if value is None else _number(value)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "" if value is None else number(value)

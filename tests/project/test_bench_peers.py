@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bench.peers import command, curves, peer, record, report, starts
+from bench.peers import chart, command, curves, peer, quotes, record, report, starts
 from bench.peers.bars import BARS, Bar, judge
 from bench.peers.command import peers, write_report
 from bench.peers.curves import DEPTHS
@@ -320,21 +321,102 @@ def test_a_quick_run_says_that_its_figures_mean_nothing() -> None:
 def test_a_chart_has_a_bar_for_each_peer_with_a_figure_the_best_on_top() -> None:
     found = _record()
     found.add("drain-1", "beta", 4, {"jobs_s": 50.0})
-    root = ElementTree.fromstring(report.chart(found, SCENARIOS["drain-1"]))
+    root = ElementTree.fromstring(chart.bars(found, SCENARIOS["drain-1"]))
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")][1:]
     assert texts == ["Pgqueue", "200", "Alpha", "100", "Beta <&>", "50"]
-    started = ElementTree.fromstring(report.chart(found, SCENARIOS["start"]))
+    started = ElementTree.fromstring(chart.bars(found, SCENARIOS["start"]))
     assert [text.text for text in started.iter("{http://www.w3.org/2000/svg}text")][1::2] == ["Alpha", "Pgqueue"]
+
+
+def test_a_chart_is_readable_in_light_and_dark_and_has_a_line_for_each_peer_of_a_curve() -> None:
+    found = _record()
+    for name, low in (("pgqueue", 50.0), ("alpha", 10.0), ("beta", 51.0)):
+        found.add("depth", name, 1, {"flat": 1.0, **{f"jobs_s@{deep}": low * deep**0.1 for deep in DEPTHS[:3]}})
+    found.add("depth", "gamma", 1, {"flat": 1.0, "jobs_s@1000": 5.0})
+    drawn = chart.charts(found, [SCENARIOS["depth"], SCENARIOS["drain-1"]])
+    assert drawn.keys() == {"depth.svg", "depth-jobs_s.svg", "drain-1.svg"}
+    for text in drawn.values():
+        assert "prefers-color-scheme: dark" in text and "<rect width" not in text, "its ground is the page's"
+    root = ElementTree.fromstring(drawn["depth-jobs_s.svg"])
+    drawn_lines = list(root.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert [len(line.attrib["points"].split()) for line in drawn_lines] == [3, 3, 3]
+    assert [line.attrib.get("class") for line in drawn_lines] == [None, "mine", None]
+    ends = [text for text in root.iter("{http://www.w3.org/2000/svg}text") if "text-anchor" not in text.attrib][1:]
+    assert [text.text for text in ends] == ["Beta <&>", "Pgqueue", "Alpha"]
+    heights = [float(text.attrib["y"]) for text in ends]
+    assert all(below - above >= 15 for above, below in pairwise(heights)), "no name lies on another"
+
+
+def test_a_missed_bar_has_a_sentence_why() -> None:
+    assert all(bar.why.endswith(".") for bar in BARS)
+    found = _record()
+    assert "| missed: A claim moves" in report.markdown(_among_graphile(found))
+    missed = next(verdict for verdict in judge(_among_graphile(found)) if verdict.word == "missed")
+    assert missed.sentence.endswith(missed.bar.why)
+    kept = next(verdict for verdict in judge(found) if verdict.word == "kept")
+    assert not kept.sentence.endswith(kept.bar.why)
+
+
+def _among_graphile(found: Record) -> Record:
+    """The same with alpha as graphile-worker."""
+    renamed = json.loads(json.dumps([found.peers, found.samples]).replace('"alpha"', '"graphile-worker"'))
+    return Record(found.about, *renamed)
+
+
+@pytest.mark.promise("F258")
+def test_the_pages_quote_the_last_full_run_and_the_list_of_peers() -> None:
+    for page in quotes.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert "python -m bench report --write -->" in text, page
+        assert quotes.filled(text, quotes.texts(quotes.last())) == text, f"{page}: run `python -m bench report --write`"
+
+
+@pytest.mark.promise("F258")
+def test_a_page_without_a_full_run_has_no_figure_and_with_one_has_its_own() -> None:
+    page = "a\n<!-- figures: python -m bench report --write -->\nold 123\n<!-- end of figures -->\nb\n"
+    empty = quotes.filled(page, quotes.texts(None))
+    assert "no full run" in empty and "123" not in empty and not any(letter.isdigit() for letter in empty)
+    full = quotes.filled(empty, quotes.texts(_record()))
+    assert "| Drain of no-op jobs, one worker process, jobs/s | 200 | 100 (Alpha) | 2 |" in full
+    assert "- kept: WAL bytes a plain job, claim to end at most 900, and it was 850." in full
+    assert full.startswith("a\n<!-- figures") and full.endswith("<!-- end of figures -->\nb\n")
+    with pytest.raises(quotes.NoPlace, match="figures"):
+        quotes.filled(page.partition("<!-- end")[0], quotes.texts(None))
+    assert "one worker process, jobs/s: 200 beside 100 (Alpha), 2 x" in quotes.texts(_record())["headline"]
+
+
+@pytest.mark.promise("F258")
+def test_only_a_full_run_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, file = tmp_path / "page.md", tmp_path / "run.json"
+    page.write_text("<!-- headline: python -m bench report --write -->\n<!-- end of headline -->\n", encoding="utf-8")
+    monkeypatch.setattr(quotes, "PAGES", (page,))
+    monkeypatch.setattr(quotes, "RESULTS", tmp_path / "results")
+    found = _record()
+    for about in ({"full": False}, {"full": True, "quick": True}):
+        found.about |= about
+        found.write(file)
+        refused = CliRunner().invoke(write_report, [str(file), "--write"])
+        assert refused.exit_code == 2 and "no full run" in refused.output
+        assert not (tmp_path / "results").exists()
+    found.about |= {"full": True, "quick": False}
+    found.write(file)
+
+    done = CliRunner().invoke(write_report, [str(file), "--write"])
+
+    assert done.exit_code == 0, done.output
+    assert "200 beside 100 (Alpha), 2 x" in page.read_text(encoding="utf-8")
+    assert (tmp_path / "results" / "peers.md").is_file()
+    assert CliRunner().invoke(write_report, [str(file)]).exit_code == 2
 
 
 def test_bars_are_judged_beside_the_peer_that_is_best() -> None:
     verdicts = {(verdict.bar.scenario, verdict.bar.measure): verdict for verdict in judge(_record())}
-    assert (verdicts["drain-1", "wal_bytes"].figure, verdicts["drain-1", "wal_bytes"].word) == (850, "met")
+    assert (verdicts["drain-1", "wal_bytes"].figure, verdicts["drain-1", "wal_bytes"].word) == (850, "kept")
     assert verdicts["bulk", "jobs_s"].word == "not measured"
-    best = judge(_record(), [Bar("t", "drain-1", "jobs_s", 2.5, lambda name, about: True)])[0]
-    assert (best.figure, best.beside, best.word) == (2, "alpha", "MISSED")
-    slow = judge(_record(), [Bar("t", "start", "p50_ms", 1.05, lambda name, about: True, at_most=True)])[0]
-    assert (slow.figure, slow.word) == (1.5, "MISSED")
+    best = judge(_record(), [Bar("t", "drain-1", "jobs_s", 2.5, lambda name, about: True, "Why.")])[0]
+    assert (best.figure, best.beside, best.word) == (2, "alpha", "missed")
+    slow = judge(_record(), [Bar("t", "start", "p50_ms", 1.05, lambda name, about: True, "Why.", at_most=True)])[0]
+    assert (slow.figure, slow.word) == (1.5, "missed")
 
 
 def test_every_bar_is_of_a_measure_that_there_is() -> None:
