@@ -278,3 +278,18 @@ def test_the_axis_has_times_of_the_clock_and_names_the_version(hand: Hand) -> No
     assert all(re.fullmatch(r"\d\d:(00|15|30|45)", text) for text in labels.all_inner_texts())
     flag = hand.page.locator(".version .flag")
     assert flag.inner_text() == "2026.11.2" and flag.is_visible()
+
+
+@pytest.mark.promise("F315", "F332")
+def test_whether_a_task_is_slower_since_the_deploy_takes_one_click(hand: Hand) -> None:
+    """The name of the task in a cause leads to its page."""
+    page = hand.page
+    hand.click(page.get_by_role("link", name="cards.charge", exact=True).first)
+    page.get_by_role("heading", name="cards.charge").wait_for()
+    for text in ("Since the version", "Before it", "95 % ran at most", "since 2026.11.2"):
+        assert page.get_by_text(text).first.is_visible(), text
+    assert page.locator("svg.plot path.bar-since").count() == 1 == page.locator("svg.plot path.bar-before").count()
+    page.locator(".lengths li").nth(1).hover()
+    said = page.locator(".tip:visible").inner_text()
+    assert re.match(r"up to .* · before the version .* · since 2026\.11\.2 ", said)
+    assert hand.clicks == 1

@@ -28,9 +28,9 @@ ATTEMPTS = "Jobs that ended, and attempts to be made again"
 WAITS = ("Waits: 95 % waited at most", "95 % waited at most")
 RANGES: dict[str, tuple[Unit, timedelta, int]] = {
     "1h": ("minute", timedelta(minutes=1), 60),
-    "6h": ("minute", timedelta(minutes=5), 72),
+    "6h": ("minute", timedelta(minutes=10), 36),
     "24h": ("hour", timedelta(hours=1), 24),
-    "30d": ("hour", timedelta(hours=6), 120),
+    "30d": ("hour", timedelta(hours=12), 60),
 }
 """The unit in which the history is read, the length of a step of the charts, and their number. Each unit has a row for
 each task: a day of minutes would be too much to add up for one page."""

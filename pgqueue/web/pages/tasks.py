@@ -30,6 +30,7 @@ from pgqueue.admin.versions import Version, aversions, brought, newest
 from pgqueue.errors import JobNotFound
 from pgqueue.jobs import histogram
 from pgqueue.web import charts
+from pgqueue.web.durations import Durations, durations
 from pgqueue.web.pages.history import ATTEMPTS, ENDED, EXTENTS, RANGES, WAITS, begin, change_mark, version_marks, wait
 from pgqueue.web.pages.jobs import TABS, hides_class
 from pgqueue.web.pages.page import Asked, Page, plain
@@ -116,7 +117,8 @@ async def task(asked: Asked) -> Page:
         "changes": [_change(each) for each in changed],
         "states": [{"state": state, "query": urlencode({"state": state, "task": name})} for state in TABS],
     }
-    return Page("task.html", [item], {"first": first, "charts": plain(drawn)}, {"range": range_, "extents": EXTENTS})
+    more = {"first": first, "charts": plain(drawn), "durations": plain(_durations(rows, split, UNITS[step]))}
+    return Page("task.html", [item], more, {"range": range_, "extents": EXTENTS})
 
 
 def _run(step: charts.Step) -> float | None:
@@ -160,17 +162,31 @@ def _figures(
     now: datetime,
     last: Version | None,
 ) -> tuple[dict[str, Any], datetime | None]:
-    """The numbers of the whole time, and of the parts of it before and since the newest version; when that started.
+    """The numbers of the whole time, and of the parts of it before and since the newest version; the step in which it
+    started.
 
     The minute or the hour in which it started is in neither part. None if it started before or after this time.
     """
     figures: dict[str, Any] = {"whole": _numbers(rows, first, now - UNCOUNTED), "before": None, "since": None}
     begun = _split(last, step, first, now)
-    if last is None or begun is None:
+    if begun is None:
         return figures, None
-    figures["before"] = _numbers([row for row in rows if row.at < begun], first, begun)
-    figures["since"] = _numbers([row for row in rows if row.at >= begun + step], begun + step, now - UNCOUNTED)
-    return figures, last.first_at
+    before, since = _sides(rows, begun, step)
+    figures["before"] = _numbers(before, first, begun)
+    figures["since"] = _numbers(since, begun + step, now - UNCOUNTED)
+    return figures, begun
+
+
+def _sides(rows: Sequence[HistoryRow], begun: datetime, step: timedelta) -> tuple[list[HistoryRow], list[HistoryRow]]:
+    return [row for row in rows if row.at < begun], [row for row in rows if row.at >= begun + step]
+
+
+def _durations(rows: Sequence[HistoryRow], begun: datetime | None, step: timedelta) -> Durations | None:
+    """How long runs took, before and since the version; in all if nothing is compared."""
+    if begun is None:
+        return durations({"whole": merged(row.run for row in rows)})
+    before, since = _sides(rows, begun, step)
+    return durations({"before": merged(row.run for row in before), "since": merged(row.run for row in since)})
 
 
 def _numbers(rows: Sequence[HistoryRow], first: datetime, until: datetime) -> dict[str, Any]:
