@@ -48,6 +48,7 @@ SCENARIOS: dict[str, Scenario] = {
     "drain-two": drain.drain_two,
     "drain-sync": drain.drain_sync,
     "transactional": writing.transactional,
+    "batches": writing.batches,
     "enqueue-one": enqueueing.enqueue_one,
     "enqueue-many": enqueueing.enqueue_many,
     "enqueue-unique": enqueueing.enqueue_unique,

@@ -12,10 +12,11 @@ from typing import Any
 from psycopg import AsyncConnection, Connection
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from pgqueue import Job, lifespan, task
+from pgqueue import Batch, Job, lifespan, task
 
 QUEUE = "bench"
 WRITE = "INSERT INTO bench_effect (job) VALUES (%s)"
+WRITE_ALL = "INSERT INTO bench_effect (job) SELECT unnest(%s::bigint[])"
 
 running: Counter[str | None] = Counter()
 """How many `keyed` of each lock id run now, in this process."""
@@ -127,6 +128,12 @@ async def own_async(job: Job) -> None:
 def write_sync(job: Job) -> None:
     """Write a row in the job's transaction, in a thread."""
     job.connection.execute(WRITE, [job.id])
+
+
+@task(name="bench.write_batch", queue=QUEUE, transactional=True, batch=Batch(100))
+def write_batch(jobs: list[Job], rows: list[int]) -> None:
+    """Write a row for each job of a batch in one statement, in the batch's transaction, in a thread."""
+    jobs[0].connection.execute(WRITE_ALL, [[job.id for job in jobs]])
 
 
 @task(name="bench.write_async", queue=QUEUE, transactional=True)

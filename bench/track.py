@@ -32,6 +32,7 @@ SETTLE_SECONDS = 2.5
 
 # A plain INSERT is a valid job; here it is the quickest way to make very many.
 FILL = "INSERT INTO pgqueue.job (task, queue) SELECT %s, %s FROM generate_series(1, %s)"
+FILL_WITH = "INSERT INTO pgqueue.job (task, queue, args) SELECT %s, %s, %s::jsonb FROM generate_series(1, %s)"
 FILL_RATED = "INSERT INTO pgqueue.job (task, queue, rate_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
 FILL_LIMITED = "INSERT INTO pgqueue.job (task, queue, limit_key) SELECT %s, %s, %s FROM generate_series(1, %s)"
 FILL_KEYED = """
@@ -70,6 +71,8 @@ class Setup:
     """With keys: every job has one of so many lock ids, in turn."""
     rate: str | None = None
     limit: str | None = None
+    args: str | None = None
+    """The arguments of every job, as the text of a JSON object."""
 
 
 class Track:
@@ -190,6 +193,8 @@ class Track:
                 self._conn.execute(FILL_RATED, [task, queue, self._setup.rate, jobs])
             elif self._setup.limit:
                 self._conn.execute(FILL_LIMITED, [task, queue, self._setup.limit, jobs])
+            elif self._setup.args is not None:
+                self._conn.execute(FILL_WITH, [task, queue, self._setup.args, jobs])
             else:
                 self._conn.execute(FILL, [task, queue, jobs])
             [last] = self._row("SELECT currval('pgqueue.job_id_seq'), pg_notify('pgqueue.' || %s, '')", [queue])[:1]

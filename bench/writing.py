@@ -31,3 +31,23 @@ def transactional(run: Run) -> list[Figure]:
         )
         figures.append(Figure("transactional", f"{kind}, of its own", ratio(ours, own), "x", Goal(0.8), ours, own))
     return figures
+
+
+def batches(run: Run) -> list[Figure]:
+    """A transactional task that writes a row for each of 100 jobs in one call, against one that writes one row a call.
+
+    CPU of a job on both sides, worker and server: how many times less it is in a batch.
+    """
+    jobs = run.jobs(JOBS)
+    ours, single = alternate(
+        run.rounds,
+        {
+            "batch": partial(drain, run.lab, Setup(task="bench.write_batch", args='{"rows": 1}'), jobs),
+            "single": partial(drain, run.lab, Setup(task="bench.write_sync"), jobs),
+        },
+    )
+    less = (single.client + single.server) / (ours.client + ours.server)
+    return [
+        Figure("batches", "times the jobs/s one by one", ratio(ours, single), "x", None, ours, single),
+        Figure("batches", "times less CPU a job", less, "x", None, ours, single),
+    ]

@@ -104,6 +104,7 @@ from pgqueue.errors import SchemaMissing as SchemaMissing
 from pgqueue.errors import SchemaTooNew as SchemaTooNew
 from pgqueue.errors import UnsupportedConnection as UnsupportedConnection
 from pgqueue.jobs.actors import acting as acting
+from pgqueue.jobs.batch import Batch as Batch
 from pgqueue.jobs.concurrency import Limit as Limit
 from pgqueue.jobs.concurrency import Lock as Lock
 from pgqueue.jobs.concurrency import Rate as Rate

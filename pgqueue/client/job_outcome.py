@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pgqueue.jobs.outcomes import Cancelled, Completed, Failed, Handed, Outcome, Problem, Released, Retried, Written
+from pgqueue.jobs.outcomes import (
+    BatchEnds,
+    Cancelled,
+    Completed,
+    Failed,
+    Handed,
+    Outcome,
+    Problem,
+    Released,
+    Retried,
+    Written,
+)
 
 # From the outcome in an attempt's row to the reason in a JobOutcome.
 _REASONS = {"failed": "error", "retried": "error"}
@@ -41,7 +52,7 @@ class JobOutcome:
     def of(cls, outcome: Outcome, seconds: float) -> JobOutcome:
         """The public form of an outcome."""
         match outcome:
-            case Completed() | Written() | Handed():
+            case Completed() | Written() | Handed() | BatchEnds():
                 return cls("completed", seconds)
             case Released(Problem() as problem):
                 return cls("released", seconds, problem.outcome, problem.error_type, problem.message)

@@ -186,7 +186,7 @@ class Hooks:
         """A sync handler with its hooks."""
         if chain := self._middleware_of(task):
             call = _around(call, chain)
-            if not task.store_result and not task.transactional:
+            if RESULTS.wraps(task) and not task.transactional:
                 call = RESULTS.in_thread(task, call)
         call = self._beginning(call) if self.on_start or self.on_finish else call
         return self._watched(call) if self.observers else call
@@ -195,7 +195,7 @@ class Hooks:
         """An async handler with its hooks."""
         if chain := self._middleware_of(task):
             call = _around_async(call, chain)
-            if not task.store_result and not task.transactional:
+            if RESULTS.wraps(task) and not task.transactional:
                 call = RESULTS.on_loop(task, call)
         call = self._beginning_async(call) if self.on_start or self.on_finish else call
         return self._watched_async(call) if self.observers else call
@@ -251,19 +251,22 @@ class Hooks:
 
     def _beginning(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def in_thread(*args: Any, **kwargs: Any) -> Any:
-            self._begin(current_job())
+            self.begin(current_job())
             return fn(*args, **kwargs)
 
         return in_thread
 
     def _beginning_async(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         async def on_loop(*args: Any, **kwargs: Any) -> Any:
-            self._begin(current_job())
+            self.begin(current_job())
             return await fn(*args, **kwargs)
 
         return on_loop
 
-    def _begin(self, job: Job) -> None:
+    def begin(self, job: Job) -> None:
+        """Call `on_start` for this job, once in an attempt, where its handler is about to be called."""
+        if not self.on_start and not self.on_finish:
+            return
         if job in self._begun:  # the handler is called again within the same attempt
             return
         # Noted before the hooks run: a job that is stopped in the middle of them counts as started.
@@ -360,8 +363,8 @@ class Results:
     """The layer of tasks whose results are not stored: the handler returns Snooze, Retry, Cancel or Fail, else None."""
 
     def wraps(self, task: Task[..., Any]) -> bool:
-        """Whether the task's results are not stored."""
-        return not task.store_result
+        """Whether the task's results are not stored. Those of a batch are left out where its answer is taken apart."""
+        return not task.store_result and task.batch is None
 
     def in_thread(self, task: Task[..., Any], call: Handler) -> Handler:
         """A sync handler that returns Snooze, Retry, Cancel or Fail, else None."""

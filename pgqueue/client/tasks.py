@@ -22,6 +22,7 @@ from typing import (
     Literal,
     Never,
     ParamSpec,
+    Protocol,
     TypedDict,
     TypeVar,
     Unpack,
@@ -34,6 +35,7 @@ from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.client.registry import declared_tasks
 from pgqueue.client.schedules import spec
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
+from pgqueue.jobs.batch import Batch
 from pgqueue.jobs.codec import AwaitsResults, Codec, check_result, json_object, keywords_only
 from pgqueue.jobs.concurrency import (
     Limit,
@@ -75,6 +77,7 @@ log = logging.getLogger("pgqueue")
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Called_co = TypeVar("Called_co", covariant=True)
 
@@ -132,6 +135,12 @@ class TaskOptions(TypedDict, total=False):
     schedule: Cron | Every | None
 
 
+class AllOptions(TaskOptions, total=False):
+    """The options of a task, with the one that changes what its handler takes."""
+
+    batch: Batch | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Task(Generic[P, R_co]):
     """A function that can be enqueued: `P` are its parameters without the Job, `R_co` what it returns (or awaits to).
@@ -175,6 +184,7 @@ class Task(Generic[P, R_co]):
     limiting: Limiting | None = field(default=None, repr=False)
     uniqueness: Uniqueness | None = field(default=None, repr=False)
     recurs: Cron | Every | None = field(default=None, repr=False)
+    batch: Batch | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself; no job is made."""
@@ -274,6 +284,8 @@ class Task(Generic[P, R_co]):
             raise no_option(f"task {self.name!r}: using", unknown, Task.using)
         if run_at is not None and delay is not None:
             raise InvalidOption(f"task {self.name!r}: give run_at or delay, not both")
+        if self.batch is not None and (lock is not None or rate is not None):
+            raise _together("lock" if rate is None else "rate", self.name)
         timed = run_at is not None or delay is not None
         uniqueness = self.uniqueness if unique is None else unique_by(unique, self.codec, self.uniqueness)
         if idempotency_key is not None:
@@ -349,6 +361,25 @@ if TYPE_CHECKING:
 
         def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Called_co: ...
 
+    class BatchDeclaration(Protocol):
+        """For type checkers only: it makes a task of a function that takes many jobs. One job has one element."""
+
+        @overload
+        def __call__(
+            self, fn: Callable[[list[Job], list[T]], Coroutine[Any, Any, Any]], /
+        ) -> Declared[[T], Any, [list[Job], list[T]], Coroutine[Any, Any, Any]]: ...
+
+        @overload
+        def __call__(self, fn: Callable[[list[Job], list[T]], R], /) -> Declared[[T], Any, [list[Job], list[T]], R]: ...
+
+        @overload
+        def __call__(
+            self, fn: Callable[[list[T]], Coroutine[Any, Any, Any]], /
+        ) -> Declared[[T], Any, [list[T]], Coroutine[Any, Any, Any]]: ...
+
+        @overload
+        def __call__(self, fn: Callable[[list[T]], R], /) -> Declared[[T], Any, [list[T]], R]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
@@ -374,6 +405,8 @@ class Declaration:
       dead. "keep" runs it on. "cancel" stops it, for effects that must never overlap. The default is "cancel" for a
       task with a lock or limit, else "keep".
     - `schedule`: a `Cron` or an `Every`. Each of its ticks enqueues a call without arguments.
+    - `batch`: a `Batch`. One call of the handler takes many jobs: it has one parameter, a list, and each job has one
+      element of it as its argument. It is not together with `lock` or `rate`.
 
     >>> @task(name="mail.send", aliases=["mail.deliver"], retry=3)
     ... async def send(address: str) -> None: ...
@@ -381,7 +414,7 @@ class Declaration:
     (True, 3, True)
     """
 
-    options: TaskOptions
+    options: AllOptions
 
     @overload  # a first parameter that takes anything: type checkers cannot distinguish it from a Job
     def __call__(self, fn: Callable[Concatenate[NoType, ...], Any], /) -> Task[..., Any]: ...
@@ -403,10 +436,14 @@ class Declaration:
     @overload
     def __call__(self, /, **options: Unpack[TaskOptions]) -> Declaration: ...
 
-    def __call__(self, fn: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
-        if unknown := options.keys() - TaskOptions.__annotations__.keys():
-            raise no_option("@task", unknown, TaskOptions.__annotations__)
-        merged: TaskOptions = {**self.options, **options}
+    @overload
+    def __call__(self, /, *, batch: Batch, **options: Unpack[TaskOptions]) -> BatchDeclaration: ...
+
+    def __call__(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        known = {**TaskOptions.__annotations__, **AllOptions.__annotations__}
+        if unknown := options.keys() - known.keys():
+            raise no_option("@task", unknown, known)
+        merged: AllOptions = {**self.options, **options}  # type: ignore[typeddict-item]  # their names are known
         return Declaration(merged) if fn is None else _register(_declare(fn, merged))
 
 
@@ -475,7 +512,7 @@ def scheduled(tasks: Iterable[Task[..., Any]]) -> dict[str, dict[str, Any]]:
     return specs
 
 
-def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+def _declare(fn: Callable[..., Any], options: AllOptions) -> Task[..., Any]:
     if isinstance(fn, Task):
         raise InvalidOption(f"task {fn!r}: it is the task {fn.name!r} already; declare a plain def or async def")
     check_function(fn)
@@ -486,9 +523,10 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         raise InvalidOption(f"task {name!r}: aliases are a list of names, such as aliases=[{aliases!r}]")
     retry = options.get("retry")
     check_wrapper(fn, name)
-    codec = Codec.of(fn, name)
+    batch = _batch(options, name)
+    codec = Codec.of(fn, name) if batch is None else Codec.of_batch(fn, name)
     store_result = flag(options.get("store_result", True), f"task {name!r}: store_result")
-    if store_result:
+    if store_result and batch is None:
         check_result(name, fn)
     lock, limit, unique = options.get("lock"), options.get("limit"), options.get("unique")
     new: Task[..., Any] = Task(
@@ -513,6 +551,8 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         ),
         recurs=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
     )
+    if batch is not None:
+        new = replace(new, batch=batch)
     scheduled([new])
     if hidden := hidden_body(fn):
         log.warning(
@@ -522,6 +562,23 @@ def _declare(fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
             hidden,
         )
     return new
+
+
+def _batch(options: AllOptions, name: str) -> Batch | None:
+    batch = options.get("batch")
+    if batch is None:
+        return None
+    if not isinstance(batch, Batch):
+        raise InvalidOption(f"task {name!r}: batch {batch!r:.80}: use pgqueue.Batch, such as Batch(100, wait='200ms')")
+    if options.get("lock") is not None or options.get("rate") is not None:
+        raise _together("lock" if options.get("rate") is None else "rate", name)
+    return batch
+
+
+def _together(option: str, name: str) -> InvalidOption:
+    return InvalidOption(
+        f"task {name!r}: a batch runs many jobs in one call, so its jobs cannot have a {option}: leave out one of both"
+    )
 
 
 def _transactional(value: object, name: str) -> bool | Literal["required"]:

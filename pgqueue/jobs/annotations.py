@@ -397,7 +397,28 @@ def wants_job(fn: Callable[..., Any], parameters: list[inspect.Parameter]) -> bo
         found = _evaluated(fn, annotation)
     except Exception:  # a text may raise anything; if it is not `Job`, `resolved` meets the error again and reports it
         return str(annotation).rpartition(".")[2] == "Job"
+    return _is_job(found)
+
+
+def _is_job(found: object) -> bool:
     return isinstance(found, type) and f"{found.__module__}.{found.__qualname__}" == "pgqueue.jobs.job.Job"
+
+
+def is_list_of_jobs(parameter: inspect.Parameter) -> bool:
+    """Whether this parameter, its annotation resolved, is a list of pgqueue's Job; a bare `jobs` counts."""
+    if parameter.annotation is parameter.empty:
+        return parameter.name == "jobs"
+    item = next(iter(typing.get_args(parameter.annotation)), None)
+    return typing.get_origin(parameter.annotation) is list and _is_job(item)
+
+
+def element(parameter: inspect.Parameter) -> inspect.Parameter | None:
+    """The parameter of one element of this list, its annotation resolved; None if it is no list, or has a default."""
+    listed = typing.get_origin(parameter.annotation) or parameter.annotation
+    if listed is not list or parameter.default is not parameter.empty or parameter.kind not in POSITIONAL:
+        return None
+    item = next(iter(typing.get_args(parameter.annotation)), parameter.empty)
+    return None if _is_job(item) else parameter.replace(annotation=item, kind=parameter.POSITIONAL_OR_KEYWORD)
 
 
 def resolved(task: str, fn: Callable[..., Any], parameters: list[inspect.Parameter]) -> Iterable[inspect.Parameter]:

@@ -123,6 +123,27 @@ class Codec:
         injected = INJECTED if hasattr(fn, "__wrapped__") else ""
         return _build(name, wants_job, tuple(signatures.resolved(name, fn, parameters[wants_job:])), injected)
 
+    @classmethod
+    def of_batch(cls, fn: Callable[..., Any], task: str) -> Codec:
+        """Build the codec of a function that takes many jobs: one job has one element of its list as its argument.
+
+        A first parameter that is a list of `pgqueue.Job` is no argument. Raises InvalidOption unless the other one is a
+        list, without a default.
+
+        >>> def index(documents: list[str]) -> None: ...
+        >>> Codec.of_batch(index, "index").encode(("first",), {})
+        '{"documents":"first"}'
+        """
+        parameters = list(signatures.resolved(task, fn, signatures.parameters(task, fn)))
+        wants_jobs = len(parameters) > 1 and signatures.is_list_of_jobs(parameters[0])
+        elements = [signatures.element(parameter) for parameter in parameters[wants_jobs:]]
+        if len(elements) != 1 or elements[0] is None:
+            raise InvalidOption(
+                f"task {task!r}: the handler of a batch has one parameter, a list of the jobs' arguments, such as "
+                "documents: list[str]; before it may stand jobs: list[pgqueue.Job]"
+            )
+        return _build(task, wants_jobs, (elements[0],), "")
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the JSON object for a call with these arguments.
 

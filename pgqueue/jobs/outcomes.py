@@ -184,7 +184,14 @@ class Handed:
     otherwise: Completed | Retried | Failed | Cancelled | Released
 
 
-Outcome = Completed | Retried | Failed | Cancelled | Released | Written | Handed
+@dataclass(frozen=True, slots=True)
+class BatchEnds:
+    """What the handler of a batch answered: each of its jobs with its outcome, first the job that runs for them."""
+
+    ends: tuple[tuple[Job, Outcome], ...]
+
+
+Outcome = Completed | Retried | Failed | Cancelled | Released | Written | Handed | BatchEnds
 
 COMPLETED = Completed()
 RELEASED = Released()
@@ -217,7 +224,7 @@ def _handed(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome
         otherwise = (
             _given(job, retry, what, raised) if raised or isinstance(what, ASKS) else failed(job, retry, uncommitted)
         )
-        return otherwise if isinstance(otherwise, Written | Handed) else Handed(otherwise)
+        return otherwise if isinstance(otherwise, Written | Handed | BatchEnds) else Handed(otherwise)
     return _given(job, retry, what, raised)
 
 
@@ -231,7 +238,7 @@ def undescribed(job: Job, retry: RetryPolicy, broken: BaseException) -> Outcome:
     log.error("job %d (%s): %s", job.id, job.task, text, extra=fields(job))
     failed = Failed("error", Problem("failed", kind, text))
     outcome = asked(lambda: _undescribed(job, retry, kind, text), lambda _: failed)
-    return outcome if not job.written or isinstance(outcome, Written | Handed) else Handed(outcome)
+    return outcome if not job.written or isinstance(outcome, Written | Handed | BatchEnds) else Handed(outcome)
 
 
 def _undescribed(job: Job, retry: RetryPolicy, kind: str, text: str) -> Outcome:
@@ -276,7 +283,7 @@ def _given(job: Job, retry: RetryPolicy, what: object, raised: bool) -> Outcome:
             return misfit(job, retry, what)
         case BaseException() if raised:
             return failed(job, retry, what)
-        case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed():
+        case Completed() | Retried() | Failed() | Cancelled() | Released() | Written() | Handed() | BatchEnds():
             return what  # a wrapper of the handler has decided
         case value if (never := _never_ran(value)) is not None:
             return failed(job, retry, Error(never, job_id=job.id))

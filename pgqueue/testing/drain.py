@@ -140,7 +140,8 @@ def drain(
     time. Without one the job is left for a later drain. Jobs that were scheduled for later are left alone in both
     cases: turn the clock yourself.
 
-    One job runs at a time: locks are kept, and no job waits for a limit or a rate.
+    One job runs at a time: locks are kept, and no job waits for a limit or a rate. A job of a task with a `Batch` is a
+    batch of its own.
 
     Sync handlers run in this thread, async handlers on a fresh loop in another thread. Exceptions of handlers are in
     `.errors`, and not raised: `drain(conn).check()` raises them. After `most` attempts Error is raised.

@@ -21,10 +21,11 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from pgqueue.client.middleware import Hooks, declared, wrapped
 from pgqueue.client.tasks import Task
+from pgqueue.jobs.batch import values
 from pgqueue.jobs.context import JobContext
 from pgqueue.jobs.fields import CLAIMED, claimed
 from pgqueue.jobs.job import Job, NewJob, running_job
-from pgqueue.jobs.outcomes import Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unfit
+from pgqueue.jobs.outcomes import ASKS, Cancel, Completed, Fail, Outcome, Retry, Snooze, given, unfit
 from pgqueue.jobs.values import EPOCH
 from pgqueue.testing.context import DrainContext
 from pgqueue.testing.resources import AS_DECLARED, Resources
@@ -57,6 +58,9 @@ def run(task: Task[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
     `job.resources` is what is given as `resources`, else what the declared lifespan yields, which is entered for this
     call. If the task has a parameter of that name, `resources` is its argument.
+
+    A task with a `Batch` is given one argument. Its handler is called with a list of one, and what it answers for that
+    job is returned, or raised if it is an exception.
 
     >>> @pgqueue.task(name="testing.double")
     ... def double(job: pgqueue.Job, n: int) -> int:
@@ -166,19 +170,31 @@ def _handle(task: Task[..., Any], job: Job) -> Any:
     """Call the handler; the caller has made a context for it."""
     running_job.set(job)
     job.began = perf_counter()
-    return _calling(task, job)()
+    return _own(task, _calling(task, job)())
 
 
 async def _handle_async(task: Task[..., Any], job: Job) -> Any:
     running_job.set(job)
     job.began = perf_counter()
     coroutine: Coroutine[Any, Any, Any] = _calling(task, job)()
-    return await coroutine
+    return _own(task, await coroutine)
 
 
 def _calling(task: Task[..., Any], job: Job) -> Callable[[], Any]:
     args, kwargs = task.codec.decode(job.args)
+    if task.batch is not None:  # here each job is a batch of its own
+        return lambda: task.fn([job], list(args)) if task.wants_job else task.fn(list(args))
     return lambda: task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
+
+
+def _own(task: Task[..., Any], answer: Any) -> Any:
+    """What the handler answered for its job: of a batch the one value, raised if it is an exception."""
+    if task.batch is None:
+        return answer
+    [value] = values(answer, 1)
+    if isinstance(value, BaseException) and not isinstance(value, ASKS):
+        raise value
+    return value
 
 
 def _made_up(new: NewJob[Any]) -> Job:

@@ -91,6 +91,10 @@ class HeldJobs:
         services.rate_limiter.slots_freed()  # it was the fetcher's turn
 
     def _offer(self, group: SlotGroup, jobs: list[Job], *, first: bool = False) -> None:
+        self.offer(group, self._services.batches.gather(group, jobs), first=first)
+
+    def offer(self, group: SlotGroup, jobs: list[Job], *, first: bool = False) -> None:
+        """Let these jobs, held already, start as slots are free."""
         self._services.executor.offer(group, jobs, first=first)
         if group.waiting and not self._looks:
             self._looks = True
@@ -123,7 +127,12 @@ class HeldJobs:
 
     def _take_out(self, job_id: int) -> bool:
         """Forget this job if it has not started."""
-        found = [self.chains.remove(job_id), *(group.remove(job_id) for group in self._services.running.groups)]
+        batches = self._services.batches
+        found = [
+            self.chains.remove(job_id),
+            batches.remove(job_id),
+            *(group.remove(job_id) for group in self._services.running.groups),
+        ]
         return any(job is not None for job in found)
 
     def fetched(self) -> None:
@@ -229,9 +238,11 @@ class HeldJobs:
 
     def interrupt(self, job_id: int, outcome: Outcome) -> bool:
         """Stop this job, wherever it is; False if it is not here (see `Executor.interrupt`)."""
-        waiting = self._later.pop(job_id, None) or self.chains.remove(job_id)
+        batches, interrupt = self._services.batches, self._services.executor.interrupt
+        waiting = self._later.pop(job_id, None) or self.chains.remove(job_id) or batches.remove(job_id)
         if waiting is None:
-            return self._services.executor.interrupt(job_id, outcome)
+            stopped = batches.note(job_id, outcome, interrupt)
+            return interrupt(job_id, outcome) if stopped is None else stopped
         self._services.finish(waiting, outcome)
         return True
 
@@ -239,7 +250,9 @@ class HeldJobs:
         """Take out all jobs that have not started; the caller gives them back."""
         later = list(self._later.values())
         self._later.clear()
-        return self._services.executor.hand_back() + self.chains.empty() + later
+        batches = self._services.batches
+        handed = batches.with_others(self._services.executor.hand_back()) + batches.take_out()
+        return handed + self.chains.empty() + later
 
     def gone(self, jobs: Iterable[Job]) -> None:
         """These jobs had a lock or a limit, and have no row here any more: those that have not ended are stopped."""
@@ -251,7 +264,9 @@ class HeldJobs:
     def take_out_waiting(self) -> list[Job]:
         """Take out the jobs that wait for a slot, and those of chains behind them, while the loop is blocked. From any
         thread. `give_back` must follow, on the loop."""
-        firsts = [job for group in self._services.running.groups for job, _ in group.empty()]
+        batches = self._services.batches
+        firsts = batches.with_others(job for group in self._services.running.groups for job, _ in group.empty())
+        firsts += batches.take_out()
         return [each for job in firsts for each in (job, *self.chains.cut(job))]
 
     def lose(self) -> None:
@@ -265,7 +280,7 @@ class HeldJobs:
 
     def give_back(self, jobs: Iterable[Job]) -> None:
         """Release these jobs unstarted: no attempt is spent."""
-        for job in jobs:
+        for job in self._services.batches.with_others(jobs):
             self._services.unblocker.blocked_again(job)
             self._services.completer.finish(job, RELEASED)
 

@@ -20,6 +20,7 @@ from pgqueue.worker.fetch.poison_jobs import PoisonJobs
 from pgqueue.worker.flows.releaser import Releaser
 from pgqueue.worker.liveness.heartbeat import Heartbeat
 from pgqueue.worker.run.executor import Executor
+from pgqueue.worker.run.job_batches import JobBatches
 from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.state import WorkerState
@@ -38,6 +39,7 @@ class Neighbours(Protocol):
     sweep: Sweep
     releaser: Releaser
     executor: Executor
+    batches: JobBatches
     progress: Progress
     completer: Completer
     finish: Callable[[Job, Outcome], None]

@@ -76,10 +76,11 @@ from pgqueue.worker.liveness.stacks import STACK, Stacks
 from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.run.forked_child import ForkGuard, guarded
+from pgqueue.worker.run.job_batches import JobBatches
 from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
-from pgqueue.worker.run.slots import slot_groups
+from pgqueue.worker.run.slots import SlotGroup, slot_groups
 from pgqueue.worker.run.threads import START_SECONDS
 from pgqueue.worker.state import WorkerState
 from pgqueue.worker.transactions.commit import TransactionServices
@@ -201,7 +202,10 @@ class Services:
     def _make_handlers(self) -> None:
         state, running = self.state, self.running
         hooks = guarded(with_lines(declared()))
-        self.finish = hooks.finishing(self.completer.finish)
+        self.batches = JobBatches(
+            state, running, offer=self._offer_first, wake=self.held_jobs.slots_freed, began=hooks.begin
+        )
+        self.finish = self.batches.finishing(hooks.finishing(self.completer.finish))
         self.leaves = hooks.left
         self.handler_pool = HandlerPool(state.link, running.slots, self.listed, size=state.settings.pool_size)
         self.transactional = Transactional(
@@ -213,7 +217,8 @@ class Services:
             state, running, self.transactional, iterations, self.outcome_sql, report=self.progress.report
         )
         self.lease_guard = LeaseGuard(state.settings.lease, last_beat=self._last_beat, stop=self._stop_run)
-        others = (RESULTS, self.transactional, hooks, self.lease_guard)
+        self.batches.context = self.context
+        others = (self.batches, RESULTS, self.transactional, hooks, self.lease_guard)
         layers = (ForkGuard(others), *others)
         self.executor = Executor(
             running,
@@ -314,6 +319,9 @@ class Services:
 
     def _stop_run(self, job: Job, outcome: Outcome) -> None:
         self.executor.interrupt_run(job, outcome)
+
+    def _offer_first(self, group: SlotGroup, jobs: list[Job]) -> None:
+        self.held_jobs.offer(group, jobs, first=True)
 
     def _begin_early(self, is_async: bool) -> int | None:
         """The claims that have been answered, if a transactional job of this kind is about to run; else None."""

@@ -279,6 +279,7 @@ class Worker:
     async def _drain(self) -> None:
         await asyncio.wait([self._fetching])
         await self.services.rate_limiter.idle()
+        self.services.batches.start_all()
         await self.services.executor.idle()
         await self.services.completer.flushed()
         if not self._stopping:  # else the worker goes on until it has left
@@ -438,7 +439,7 @@ class Worker:
         """
         session, link = self.services.fetch_session, self.state.link
         await self.services.leave()
-        stuck = integers(list(self.services.running.runs))
+        stuck = integers(self.services.running.ids())
         await session.run(link.statement("registration_abandon", worker_id=self.worker_id, stuck=stuck))
 
     # Services ---------------------------------------------------------------------------------------------------------

@@ -2566,6 +2566,25 @@ END $$;
 COMMENT ON FUNCTION pgqueue.lock_running IS
     'Part of what a handler''s transaction does: for no other caller.';
 
+-- Locks the rows of jobs that run under these claims until the transaction ends, in the order of their ids; how many
+-- there are. While another transaction has one, this waits.
+CREATE FUNCTION pgqueue.lock_running_batch(ids bigint[], claims integer[], worker_id bigint) RETURNS integer LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN (
+        SELECT count(*)
+        FROM (SELECT * FROM unnest(lock_running_batch.ids, lock_running_batch.claims) AS asked (id, claim) ORDER BY asked.id) AS mine
+        CROSS JOIN LATERAL (
+            SELECT r.id FROM pgqueue.job_running r
+            WHERE r.id = mine.id AND r.claim + 0 = mine.claim AND r.worker_id + 0 = lock_running_batch.worker_id
+            LIMIT 1 FOR UPDATE
+        ) AS r
+    );
+END $$;
+COMMENT ON FUNCTION pgqueue.lock_running_batch IS
+    'Part of the end of a batch in its handler''s transaction: for no other caller.';
+
 -- Those of these jobs that wait, deleted; each is named by its id and the time of its enqueue. Only jobs of this queue
 -- and this task (NULL: of any): what is compared is the row that is locked. While another transaction has one, this
 -- waits.

@@ -146,6 +146,13 @@ FROM pgqueue.waiters(ARRAY[%(id)s::bigint]) AS w (job_id) WHERE %(notify)s::bool
 -- of its handler that the worker has not begun.
 SELECT CASE WHEN {{not_marked}} THEN pgqueue.refuse_ended(id) ELSE id END FROM pgqueue.lock_running({{my_fence}});
 
+-- name: complete_batch_mine
+-- Whether all jobs of a batch are still this run's, before they end in one transaction. Their rows are locked until that
+-- ends; a row that another transaction has is waited for. Raises if one is not, or if the worker has not begun this transaction.
+SELECT CASE WHEN pgqueue.lock_running_batch(%(ids)s::bigint[], %(claims)s::integer[], %(worker_id)s::bigint)
+                 < cardinality(%(ids)s::bigint[]) THEN pgqueue.refuse_lost(%(id)s::bigint)
+            WHEN {{not_marked}} THEN pgqueue.refuse_ended(%(id)s::bigint) END;
+
 -- name: complete_retry
 -- Attempts that did not complete and will be made again: to scheduled, each after its own delay in seconds. An attempt
 -- given back (`spent` false) does not count, a snooze counts as one. A failed attempt that waits for 2.5 s or more waits until the next

@@ -54,7 +54,8 @@ class Scene:
             self.ran.append(job.id)
 
         handler.__qualname__ = name
-        return pgqueue.task(name=name, **options)(handler)
+        made: Task[..., Any] = pgqueue.task(name=name, **options)(handler)
+        return made
 
     async def worker(self, *tasks: Task[..., Any], **options: Any) -> Any:
         return await self.stack.enter_async_context(work(self.dsn, *tasks, **options))

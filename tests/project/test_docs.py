@@ -48,6 +48,7 @@ def to_run(page: Path) -> list[Block]:
 
 
 SLOW = {
+    "batches",
     "dashboard",
     "enqueue",
     "fastapi",

@@ -12,7 +12,7 @@ belongs to this run is left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -151,6 +151,19 @@ class OutcomeSql:
         if done.successors:
             sent.append(following(done.successors, schema=self.schema, notify=self.notify))
         return sent
+
+    def batch(self, ends: Iterable[Ended], worker_id: int) -> tuple[list[OutcomeStatement], Statement[Any] | None]:
+        """The statements that end these jobs inside their handler's transaction, where their rows are locked; and the
+        one that enqueues their successors, if there are any."""
+        plain: list[Ended] = []
+        successors: list[NewJob[Any]] = []
+        for job, outcome in ends:
+            if isinstance(outcome, Completed) and outcome.successors:
+                successors += outcome.successors
+                outcome = COMPLETED if outcome.result is None else replace(outcome, successors=())
+            plain.append((job, outcome))
+        after = following(successors, schema=self.schema, notify=self.notify) if successors else None
+        return [ending for ending, _ in self.many(plain, worker_id)], after
 
     def durably(self) -> Statement[Any]:
         """What makes the transaction it is in durable, whatever the settings say."""

@@ -278,7 +278,8 @@ class Heartbeat:
             state=self._state.phase,
             # A heartbeat ahead of time does not write the running jobs. Rescue takes a job as not started if it was
             # claimed before the last list of running jobs and is missing there. A job may be about to start just now.
-            running=statements.integers(list(self._running.runs)) if due else None,
+            # Those of batches are listed from their claim on: they wait for others, and many start at once.
+            running=statements.integers([*self._running.ids(), *self._running.about_to_run()]) if due else None,
             free=statements.integers(0 if full else self._running.free(queue) for queue in self._state.settings.queues),
             lost=self._running.lost,
             rss=rss(),

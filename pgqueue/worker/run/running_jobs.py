@@ -8,7 +8,7 @@ left half-way. When the run is over, its job has only `EndedContext` left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -27,6 +27,10 @@ class RunningJobs:
         self.groups = groups
         self.runs: dict[int, Run] = {}
         """The run of each job, by its id."""
+        self.others: dict[Job, tuple[Job, ...]] = {}
+        """Of each batch that runs, the job that it is a run of, and its other jobs."""
+        self.about_to_run: Callable[[], list[int]] = list
+        """The ids of the jobs that gather in batches, or wait in one for a slot. From any thread."""
         self.cancelled = False
         """Everything is being stopped, for good."""
         self.lost = 0
@@ -52,7 +56,12 @@ class RunningJobs:
 
     def jobs(self) -> list[Job]:
         """The jobs that run now. From any thread."""
-        return [job for run in list(self.runs.values()) if (job := run.job) is not None]
+        found = [job for run in list(self.runs.values()) if (job := run.job) is not None]
+        return found + [job for jobs in list(self.others.values()) for job in jobs] if self.others else found
+
+    def ids(self) -> list[int]:
+        """The ids of the jobs that run now. From any thread."""
+        return [*self.runs, *(job.id for jobs in list(self.others.values()) for job in jobs)]
 
     def on_loop(self, task: asyncio.Task[Any] | None) -> Job | None:
         """The job with a handler that runs in this task of the loop, or has made it. From any thread.

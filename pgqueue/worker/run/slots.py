@@ -61,6 +61,10 @@ class SlotGroup:
         """How many jobs may follow each job with a lock in its chain."""
         self.reserved = 0
         """Slots that waiting jobs do not get, because a job is about to come that must start at once."""
+        self.gathering = 0
+        """How many jobs the batches still take that gather here."""
+        self.beyond = 0
+        """Jobs of batches that wait here beyond those in `waiting`."""
         self._lock = threading.Lock()
         self._seconds, self._jobs = 0.0, 0
         self._seen: set[Job] = set()
@@ -72,11 +76,14 @@ class SlotGroup:
 
     def asked(self) -> int:
         """How many jobs fit, whether it is time to fetch or not."""
-        return max(0, self.slots + self.prefetch - self.running - len(self.waiting))
+        room = self.slots + self.prefetch - self.running - len(self.waiting)
+        if self.beyond or self.gathering:  # what gathers may grow while it would find a slot
+            room += self.gathering * (self.unclaimed() > 0) - self.beyond
+        return max(0, room)
 
     def low(self) -> bool:
         """Whether it is time to fetch."""
-        return self.running < self.slots or len(self.waiting) <= self.prefetch // 2
+        return self.running < self.slots or len(self.waiting) + self.beyond <= self.prefetch // 2
 
     def free(self) -> int:
         """How many slots are free just now for what starts at once."""
@@ -94,6 +101,11 @@ class SlotGroup:
                 self._jobs += 1
                 return self.waiting.popleft()
             return None
+
+    def add_ended(self, jobs: int) -> None:
+        """So many jobs more have ended within the seconds of a run."""
+        with self._lock:
+            self._jobs += jobs
 
     def note(self, seconds: float) -> None:
         """The last job of a run has lasted so long."""

@@ -38,8 +38,9 @@ GRACE = 5.0
 # How many moments may belong to jobs that have ended before the heap is searched for them.
 STALE_MOST = 1_000
 
-Moment = tuple[float, int, Job, Task[..., Any], float, bool]
-"""When; a number that keeps the order of equals; the job, its task and timeout; and whether it was interrupted before.
+Moment = tuple[float, int, Job, Task[..., Any], float, bool, float]
+"""When; a number that keeps the order of equals; the job, its task and timeout; whether it was interrupted before; and
+when its run began: a job of a batch that has failed runs a second time.
 """
 
 
@@ -118,7 +119,7 @@ class Timeouts:
         if timeout is None:
             return
         at = monotonic() + timeout
-        self._new.append((at, next(self._numbers), job, task, timeout, False))
+        self._new.append((at, next(self._numbers), job, task, timeout, False, job.began))
         # We append, then look when the loop wakes. The loop says when it wakes, then looks for what is new.
         if (at < self._next or len(self._new) > STALE_MOST) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._tick)
@@ -140,19 +141,19 @@ class Timeouts:
         while self._new:
             heapq.heappush(self._heap, self._new.popleft())
         if len(self._heap) > STALE_MOST:
-            alive = [moment for moment in self._heap if self._runs(moment[2])]
+            alive = [moment for moment in self._heap if self._runs(moment[2]) and moment[2].began == moment[6]]
             if len(alive) < len(self._heap):
                 heapq.heapify(alive)
                 self._heap = alive
 
     def _come(self, moment: Moment) -> None:
-        _, number, job, task, timeout, interrupted = moment
-        if not self._runs(job):
+        _, number, job, task, timeout, interrupted, began = moment
+        if not self._runs(job) or job.began != began:
             return
         if interrupted:
             self._abandon(job)
             return
-        heapq.heappush(self._heap, (monotonic() + GRACE, number, job, task, timeout, True))
+        heapq.heappush(self._heap, (monotonic() + GRACE, number, job, task, timeout, True, began))
         if self._interrupt(job.id, timed_out(job, task.retry, timeout)):
             message = "job %d (%s) runs longer than %g s and is being stopped"
             log.info(message, job.id, job.task, timeout, extra=fields(job))

@@ -52,7 +52,7 @@ from pgqueue.database.sessions import ROUND_TRIP_SECONDS, ReadOnly, hang_up
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobLost
 from pgqueue.jobs.job import Job, fields
-from pgqueue.jobs.outcomes import UNCOVERED, WRITTEN, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
+from pgqueue.jobs.outcomes import UNCOVERED, WRITTEN, BatchEnds, Cancel, Completed, Fail, Outcome, Retry, Snooze, given
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.complete.outcome_sql import ENDED, LOST, OutcomeSql
@@ -130,9 +130,9 @@ class Commit:
     def outcome(self, retry: RetryPolicy, what: object) -> tuple[Outcome, bool]:
         """The outcome of what the handler returned; and whether its writes are committed with it."""
         outcome = given(self._job, retry, what)
-        if self._first and isinstance(outcome, Completed):
+        if self._first and isinstance(outcome, Completed | BatchEnds):
             outcome = given(self._job, retry, self._uncovered() or what)
-        return outcome, isinstance(outcome, Completed) or isinstance(what, Snooze | Retry | Cancel | Fail)
+        return outcome, isinstance(outcome, Completed | BatchEnds) or isinstance(what, Snooze | Retry | Cancel | Fail)
 
     def _uncovered(self) -> Fail | None:
         """The handler has returned, and has not asked for its connection: what it wrote elsewhere may happen twice."""
@@ -257,7 +257,8 @@ class Commit:
                 raise
             if not done:
                 raise lost(self._job) from error
-        self._job.ended = outcome
+        for job, ended in outcome.ends if isinstance(outcome, BatchEnds) else [(self._job, outcome)]:
+            job.ended = ended
         return WRITTEN
 
     async def keep(self, conn: Any, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
@@ -296,8 +297,11 @@ class Commit:
             await left
 
     async def _commit_end(self, conn: Any, outcome: Outcome) -> None:
-        """Write the job's end, and commit."""
+        """Write the job's end, or those of its batch, and commit."""
         sql = self._around.outcome_sql
+        if isinstance(outcome, BatchEnds):
+            await self._commit_batch(conn, outcome)
+            return
         if isinstance(outcome, Completed):
             early = self._around.begin_early(self._side.is_async)
             statements = sql.within(self._job, outcome, self._worker_id, mark=conn.mark)
@@ -309,6 +313,17 @@ class Commit:
         if ending.read(await self._side.rows(conn, ending)) is not None:
             raise lost(self._job)
         await self._commit_with(conn, [])
+
+    async def _commit_batch(self, conn: Any, batch: BatchEnds) -> None:
+        """Write the end of each job of a batch, and commit."""
+        sql, jobs = self._around.outcome_sql, [job for job, _ in batch.ends]
+        mine = sql.about("complete_batch_mine", jobs, self._worker_id, id=self._job.id, mark=conn.mark)
+        await self._side.send(conn, mine)  # this waits while a row is locked; the next ones would not
+        endings, successors = sql.batch(batch.ends, self._worker_id)
+        for ending in endings:
+            if ending.read(await self._side.rows(conn, ending)) is not None:
+                raise lost(self._job)
+        await self._commit_with(conn, [] if successors is None else [successors])
 
     async def _commit_with(self, conn: Any, statements: Sequence[Statement[Any]], early: int | None = None) -> None:
         """Send these statements, and COMMIT; a single one goes in one message with it, if possible."""
