@@ -28,9 +28,11 @@ def connected(command: str, *, check: bool = True, needs: Needs = "operate") -> 
     """
     import psycopg
 
+    from pgqueue.database import primary
+
     settings = config()
     how: dict[str, Any] = {"autocommit": True, "client_encoding": "utf8"}
-    with psycopg.connect(conninfo(settings), application_name=f"pgqueue {command}", **how) as conn:
+    with primary.connect(psycopg.Connection, conninfo(settings), application_name=f"pgqueue {command}", **how) as conn:
         # Behind a transaction pooler a prepared statement may be sent to another session, which does not have it.
         conn.prepare_threshold = None
         try:

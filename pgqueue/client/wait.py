@@ -315,7 +315,7 @@ def _bounded(conn: psycopg.Connection[Any], wait: Wait) -> Iterator[None]:
     """If there is no answer in time, break the connection: the call that waits for it gets an OperationalError."""
     from threading import Timer
 
-    from pgqueue.database.sessions import hang_up
+    from pgqueue.database.dead_link import hang_up
 
     timer = Timer(wait.patience(), hang_up, [conn])
     timer.daemon = True
@@ -330,7 +330,7 @@ def _bounded(conn: psycopg.Connection[Any], wait: Wait) -> Iterator[None]:
 def _bounded_on_loop(conn: psycopg.AsyncConnection[Any], seconds: float) -> Iterator[None]:
     from asyncio import get_running_loop
 
-    from pgqueue.database.sessions import hang_up
+    from pgqueue.database.dead_link import hang_up
 
     timer = get_running_loop().call_later(seconds, hang_up, conn)
     try:

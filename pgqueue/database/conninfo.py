@@ -7,6 +7,7 @@ through here first: `embedded.resolve`, and the command line.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -31,6 +32,21 @@ def parts_of(dsn: str) -> dict[str, Any]:
     if "@" in str(parts.get("host", "")) or _PORTS.fullmatch(str(parts.get("port", ""))) is None:
         raise _unreadable("its host or its port cannot be one")
     return parts
+
+
+def names(dsn: str, name: str) -> bool:
+    """Whether a DSN, or the environment of libpq, gives this parameter.
+
+    >>> names("host=db connect_timeout=2", "connect_timeout")
+    True
+    """
+    from psycopg import pq
+    from psycopg.conninfo import conninfo_to_dict
+
+    return name in conninfo_to_dict(dsn) or any(
+        each.keyword == name.encode() and each.envvar and each.envvar.decode() in os.environ
+        for each in pq.Conninfo.get_defaults()
+    )
 
 
 def _unreadable(why: str) -> InvalidOption:

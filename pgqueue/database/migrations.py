@@ -32,7 +32,7 @@ from psycopg import errors
 from psycopg.rows import tuple_row
 
 from pgqueue import config
-from pgqueue.database import embedded
+from pgqueue.database import embedded, primary
 from pgqueue.database.client_encoding import utf8
 from pgqueue.database.grants import Needs, lacks
 from pgqueue.database.sequences import advancing
@@ -502,7 +502,7 @@ def _connected(target: str | Connection) -> Iterator[Connection]:
         raise InvalidOption(f"migrate: target is a DSN or a connection of psycopg, not {type(target).__qualname__}")
     dsn = embedded.resolve(config.normalize(target))
     how: dict[str, Any] = {"autocommit": True, "application_name": "pgqueue migrate", "client_encoding": "utf8"}
-    with psycopg.connect(dsn, row_factory=tuple_row, **how) as conn:
+    with primary.connect(psycopg.Connection, dsn, row_factory=tuple_row, **how) as conn:
         yield conn
 
 

@@ -8,7 +8,8 @@ Why no session tries too often, and none waits too long:
 1. Only an answered statement resets a back-off. A connection that opens and then breaks does not, nor does a step of a
    service that has sent nothing.
 2. A session that was lost before, and was answered since, begins at the first pause again.
-3. Services that share a session share its back-off. So the tries do not grow with the number of services.
+3. When one session is answered, the others try at once. The heartbeat tries each second, the others more seldom.
+4. Services that share a session share its back-off. So the tries do not grow with the number of services.
 
 What is said, however many sessions are lost: one line when the first is lost, one when none is any more, and at most
 one a minute in between. That the database is read only is said at once, for another cause may have come first. A
@@ -17,6 +18,7 @@ session that has not tried for a while counts as not wanted: it holds up no line
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -29,6 +31,8 @@ log = logging.getLogger("pgqueue")
 
 SAID_SECONDS = 60.0
 """While the database is away, a line comes once in this time."""
+HEED_SECONDS = 0.2
+"""A session that waits heeds so often that another one was answered."""
 LOST = "the database is lost (%s): %s; trying again until it is back"
 READ_ONLY = "the database is read only (%s): %s; nothing is taken until that is lifted"
 UNWANTED_SECONDS = 75.0
@@ -76,13 +80,20 @@ class Outage:
             return pause
 
     def answered(self, name: str) -> None:
-        """The server has answered a statement of this session."""
+        """The server has answered a statement of this session: the others that are lost may try at once."""
         if name not in self._lost:  # as always but in an outage, so without the lock
             return
         with self._lock:
             now = self._clock()
-            if self._lost.pop(name, None) is not None and not self._wanted(now):
+            there = self._lost.pop(name, None) is not None
+            for session in self._lost.values() if there else ():
+                session.next_at = now
+            if there and not self._wanted(now):
                 log.warning("the database is back after %.1f s", now - self._since)
+
+    def is_lost(self, name: str) -> bool:
+        """Whether the session of this name was lost, and has not been answered since."""
+        return name in self._lost
 
     def read_only(self) -> bool:
         """Whether sessions are lost, and the database is read only."""
@@ -93,6 +104,11 @@ class Outage:
         """Seconds before this session may be opened; 0 if it was not lost."""
         session = self._lost.get(name)
         return 0.0 if session is None else max(0.0, session.next_at - self._clock())
+
+    async def waited(self, name: str) -> None:
+        """Wait until this session may be opened."""
+        while pause := self.pause(name):  # noqa: ASYNC110 (another session's thread shortens it)
+            await asyncio.sleep(min(pause, HEED_SECONDS))
 
     def _wanted(self, now: float) -> list[str]:
         """The lost sessions that are still wanted; the others are forgotten."""

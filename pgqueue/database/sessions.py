@@ -15,15 +15,17 @@ If a connection breaks with a message under way, its session in the server may n
 A session in this state is called *left*. Before any session of this worker sends anything else, the left session is
 ended, and its end is awaited. After that its transaction is committed or undone: a question about its outcome gets a
 final answer, and no session waits for its locks. A session behind a pooler is not ours alone: it is not ended.
+
+A server may freeze, and another one be promoted. So while a message is overdue, a new connection looks every second
+which server can be written now. If it is another one, all sessions leave the frozen one (see primary).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,10 +33,13 @@ from typing import Any
 from psycopg import AsyncConnection, Connection, Error, Notify, OperationalError, errors, sql
 from psycopg.types.numeric import Int8BinaryLoader
 
-from pgqueue.database import alarms, forks, notify_queue, statements
-from pgqueue.database.backoff import is_loss
+from pgqueue.database import alarms, forks, notify_queue, primary, statements
+from pgqueue.database.backoff import is_loss, one_line
+from pgqueue.database.conninfo import names
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.outage import Outage
 from pgqueue.database.pipeline import Wire
+from pgqueue.database.primary import Primary
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import Statement
 from pgqueue.steady_clock import monotonic
@@ -46,6 +51,12 @@ Identity = tuple[int, str]
 
 # If a round trip takes longer than this, the link is dead: statement_timeout (30 s) would have answered before.
 ROUND_TRIP_SECONDS = 45.0
+OVERDUE_SECONDS = 2.0
+"""A message without an answer for so long is overdue: no statement waits longer than this for a lock."""
+LOOK_SECONDS = 1.0
+"""While a message is overdue, a look ends or begins so often."""
+CONNECT_SECONDS = 10
+"""To connect with one host may take so long, unless the DSN says otherwise."""
 # If the database is away, a session is opened again after this time at most.
 PAUSE_MOST = 5.0
 # A session that looks older than its connection by at most this time still counts as that connection's own.
@@ -63,6 +74,10 @@ class ReadOnly(errors.ReadOnlySqlTransaction):
         super().__init__(f"default_transaction_read_only is on {where}, or it is a standby")
 
 
+class Away(OperationalError):
+    """No connection could be made for a job: the database takes none. Nothing was done."""
+
+
 class Replaced(OperationalError):
     """Nothing was sent: the connection that the message was made for has been replaced by another one."""
 
@@ -78,6 +93,12 @@ class Link:
     """Sessions of this worker that lost their connection with a message under way, and were not ended yet."""
     outage: Outage = field(default_factory=Outage, compare=False, repr=False)
     """Which sessions of this worker are lost: it paces their connections."""
+    primary: Primary = field(default_factory=Primary, compare=False, repr=False)
+    """The server that the connections of this worker lead to."""
+
+    def address(self) -> str:
+        """The DSN to connect with now."""
+        return self.primary.address(self.dsn)
 
     def statement(self, name: str, **params: object) -> Statement[list[tuple[Any, ...]]]:
         """The named statement of `sql/` with its parameters. Its answer is a list of its rows."""
@@ -230,8 +251,7 @@ class Session:
 
     async def _connected(self) -> Wire:
         if self._connection is None or self._connection.closed:
-            if pause := self.link.outage.pause(self._name):
-                await asyncio.sleep(pause)
+            await self.link.outage.waited(self._name)
             began = monotonic()
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self._connection.add_notify_handler(self._note)
@@ -259,12 +279,12 @@ class Session:
 
 def options(link: Link, application_name: str) -> dict[str, Any]:
     """The options of a worker's connections: autocommit, statements prepared at first use, dead links noticed."""
-    return {
+    patience = {} if names(link.dsn, "connect_timeout") else {"connect_timeout": CONNECT_SECONDS}
+    return patience | {
         "autocommit": True,
         "application_name": application_name,
         "client_encoding": "utf8",
         "prepare_threshold": 0 if link.prepare else None,
-        "connect_timeout": 10,
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
@@ -274,7 +294,7 @@ def options(link: Link, application_name: str) -> dict[str, Any]:
 
 async def connect(link: Link, application_name: str) -> Wire:
     """Open a connection in autocommit mode. Timestamps arrive as microseconds since 2000."""
-    opening = asyncio.ensure_future(Wire.connect(link.dsn, **options(link, application_name)))
+    opening = asyncio.ensure_future(primary.aconnect(Wire, link.address(), **options(link, application_name)))
     try:
         conn = await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -301,16 +321,13 @@ async def send(
     """
     first: list[Statement[Any]] = [BEGIN] if conn.keeps else [BEGIN, link.statement("sessions_settings")]
     seconds = ROUND_TRIP_SECONDS if patience is None else patience
-    timer = asyncio.get_running_loop().call_later(seconds, hang_up, conn)
-    try:
+    with overdue(conn, link, seconds):
         try:
             answers = await conn.ask(_message(first, messages, after))
         except Error as error:
             if not notify_queue.is_full(error) or notify_queue.notifies(after):
                 raise
             answers = await conn.ask(_message(first, [notify_queue.silent(each) for each in messages], after))
-    finally:
-        timer.cancel()
     begin = len(first)
     rows = answers[begin : begin + len(messages)]
     if after:
@@ -318,19 +335,53 @@ async def send(
     return [message.read(got) for message, got in zip((*messages, *after), rows, strict=True)]
 
 
+@contextmanager
+def overdue(conn: Wire, link: Link, seconds: float) -> Iterator[None]:
+    """If this block lasts too long, look whether another server can be written now. After so many seconds the
+    connection is broken anyhow."""
+    loop = asyncio.get_running_loop()
+    ends: list[asyncio.TimerHandle | asyncio.Future[None]] = []
+
+    def begin() -> None:
+        ends.append(loop.call_later(max(0.0, seconds - OVERDUE_SECONDS), hang_up, conn))
+        if seconds > OVERDUE_SECONDS and not primary.is_local(link.dsn):
+            ends.append(asyncio.ensure_future(_look_around(link)))
+
+    ends.append(loop.call_later(min(seconds, OVERDUE_SECONDS), begin))
+    try:
+        yield
+    finally:
+        for each in ends:
+            each.cancel()
+
+
+async def _look_around(link: Link) -> None:
+    """Look until cancelled. Of all sessions of a worker with an overdue message one looks at a time."""
+    while True:
+        began = monotonic()
+        if link.primary.looking.acquire(blocking=False):
+            try:
+                await look(link)
+            except (Error, OSError) as error:
+                log.debug("no other server can be written: %s", one_line(error))
+            finally:
+                link.primary.looking.release()
+        await asyncio.sleep(max(0.05, began + LOOK_SECONDS - monotonic()))
+
+
+async def look(link: Link) -> None:
+    """Connect anew. If that leads to another server that can be written, all connections to the one before break."""
+    conn = await connect(link, "pgqueue look")
+    try:
+        await writable(conn, link, patience=OVERDUE_SECONDS)
+    finally:
+        await conn.close()
+
+
 def _message(
     first: Sequence[Statement[Any]], messages: Sequence[Statement[Any]], after: Sequence[Statement[Any]]
 ) -> list[Statement[Any]]:
     return [*first, *messages, COMMIT, *((*first, *after, COMMIT) if after else ())]
-
-
-def hang_up(conn: AsyncConnection[Any] | Connection[Any]) -> None:
-    """Break a connection from any thread: a call that waits for an answer on it gets an OperationalError at once."""
-    with (
-        suppress(OSError, OperationalError),
-        _socket(conn) as link,
-    ):  # an error means that it broke by itself, or was closed just now
-        link.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -351,11 +402,15 @@ def transaction(conn: Connection[Any], link: Link) -> Iterator[None]:
         raise
 
 
-async def writable(conn: Wire, link: Link, where: str = "here") -> str:
-    """When the server of this connection began. Raises ReadOnly if nothing may be written on it."""
-    [[(server, read_only)]] = await send(conn, link, link.statement("sessions_server"))
+async def writable(conn: Wire, link: Link, where: str = "here", *, patience: float | None = None) -> str:
+    """When the server of this connection began. Raises ReadOnly if nothing may be written on it.
+
+    If it is another one than before, the worker's other connections leave theirs.
+    """
+    [[(server, read_only)]] = await send(conn, link, link.statement("sessions_server"), patience=patience)
     if read_only:
         raise ReadOnly(where)
+    link.primary.met(conn, str(server))
     return str(server)
 
 
@@ -399,11 +454,6 @@ async def end_left(conn: Wire, link: Link) -> None:
 def ending(link: Link, session: Identity) -> Statement[list[tuple[Any, ...]]]:
     """The statement that ends a session of ours, `sessions_end`."""
     return link.statement("sessions_end", pid=session[0], backend_start=session[1])
-
-
-def _socket(conn: AsyncConnection[Any] | Connection[Any]) -> socket.socket:
-    """A second handle of the connection's socket. Its family does not matter for a shutdown."""
-    return socket.fromfd(conn.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
 
 def finish(opening: asyncio.Future[Any]) -> None:

@@ -67,7 +67,7 @@ import math
 import psycopg
 
 from pgqueue.config import config, normalize
-from pgqueue.database import embedded, migrations
+from pgqueue.database import embedded, migrations, primary
 from pgqueue.database.backoff import Backoff, is_loss, without_values
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import Link, options
@@ -198,5 +198,6 @@ def _link(dsn: str, outage: Outage) -> Link:
 
 def _require(link: Link, line: migrations.Line) -> None:
     """Raise what `migrations.require` raises."""
-    with psycopg.connect(link.dsn, **options(link, "pgqueue relay start") | {"prepare_threshold": None}) as conn:
+    how = options(link, "pgqueue relay start") | {"prepare_threshold": None}
+    with primary.connect(psycopg.Connection, link.address(), **how) as conn:
         migrations.require(conn, link.schema, line, needs="relay" if line is migrations.QUEUE else None)

@@ -14,8 +14,9 @@ from typing import Any
 from psycopg import OperationalError
 
 from pgqueue.database.backoff import wait
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.pipeline import Wire
-from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, ReadOnly, connect, hang_up, identify, keep, writable
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, ReadOnly, connect, identify, keep, writable
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic

@@ -16,8 +16,9 @@ from psycopg.pq import ExecStatus
 from workers import Eyes, until
 
 from pgqueue.database import statements
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.pipeline import Wire, compiled, literal
-from pgqueue.database.sessions import Link, Session, connect, hang_up, send
+from pgqueue.database.sessions import Link, Session, connect, send
 from pgqueue.database.statements import Statement
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))

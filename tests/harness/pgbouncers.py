@@ -37,9 +37,12 @@ max_client_conn = 500
 
 
 class PgBouncer:
-    """`dsn` leads through it, to at most `size` sessions of the server for each database. `port` stays the same."""
+    """`dsn` leads through it, to at most `size` sessions of the server for each database. `port` stays the same.
 
-    def __init__(self, dsn: str, size: int) -> None:
+    `more` are lines of its settings.
+    """
+
+    def __init__(self, dsn: str, size: int, more: str = "") -> None:
         assert PROGRAM is not None, WHY
         self._ends = ExitStack()
         directory = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="pgqueue-bouncer-")))
@@ -47,7 +50,7 @@ class PgBouncer:
         self._file, self._log = directory / "pgbouncer.ini", directory / "log"
         server = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
         target = " ".join(f"{name}={server[name]}" for name in ("host", "port", "user", "password") if name in server)
-        self._file.write_text(SETTINGS.format(target=target, port=(port := free_port()), size=size))
+        self._file.write_text(SETTINGS.format(target=target, port=(port := free_port()), size=size) + more)
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
         self._process: subprocess.Popen[bytes] | None = None
         self.start()

@@ -132,12 +132,11 @@ def _outbox(source: str) -> psycopg.Connection[Any]:
 
     from pgqueue.cli.database import conninfo
     from pgqueue.config import config
-    from pgqueue.database import migrations
+    from pgqueue.database import migrations, primary
 
     settings = config(dsn=source)
-    conn = psycopg.connect(
-        conninfo(settings), autocommit=True, client_encoding="utf8", application_name="pgqueue relay"
-    )
+    how: dict[str, Any] = {"autocommit": True, "client_encoding": "utf8", "application_name": "pgqueue relay"}
+    conn = primary.connect(psycopg.Connection, conninfo(settings), **how)
     conn.prepare_threshold = None
     migrations.require(conn, settings.schema, migrations.OUTBOX)
     return conn

@@ -38,8 +38,9 @@ from typing import Any
 from psycopg import Notify
 
 from pgqueue.database.backoff import is_loss, jittered, transient, wait
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.pipeline import Wire
-from pgqueue.database.sessions import Identity, Link, connect, hang_up, identify, send, writable
+from pgqueue.database.sessions import Identity, Link, connect, identify, send, writable
 from pgqueue.database.statements import Statement
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.leader.election import Election
@@ -137,7 +138,9 @@ class Notifier:
             except Exception as error:
                 if not transient(error):
                     raise
-                await asyncio.sleep(max(self._link.outage.lost(NAME, error), self._idle))
+                self._link.outage.lost(NAME, error)
+                await asyncio.sleep(self._idle)
+                await self._link.outage.waited(NAME)
                 if monotonic() - self._worked_at > DISPENSE_SECONDS and self.election.dispense():
                     self._heard(LED, "")
 

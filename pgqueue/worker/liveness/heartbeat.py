@@ -34,7 +34,7 @@ import psycopg
 
 from pgqueue.database import forks, statements
 from pgqueue.database.backoff import Backoff, described, is_loss, transient, within
-from pgqueue.database.sessions import PAUSE_MOST, Identity, Session
+from pgqueue.database.sessions import Identity, Session
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.liveness.blocked_loop import BlockedLoop
 from pgqueue.worker.liveness.memory import rss
@@ -50,6 +50,8 @@ NAME = "beat"
 LATE = 0.8
 # If a heartbeat takes longer than this, a new session is used before it is listed: jobs must not wait for a heartbeat.
 LISTED_SECONDS = 1.0
+# While the database is away, it is tried so often: the other sessions follow when this one is answered.
+TRY_SECONDS = 1.0
 # After a failure heartbeats ask nothing beside for so long.
 BARE_SECONDS = 60.0
 
@@ -146,7 +148,7 @@ class Heartbeat:
         self._born: str | None = None
         """When the row was made: an id alone may be another worker's after a failover."""
         # What other services have left is theirs to end: that can take longer than a heartbeat may.
-        most = min(PAUSE_MOST, lease / 6)
+        most = min(TRY_SECONDS, lease / 6)
         self._session = Session(replace(state.link, left=set()), NAME, most=most)
         self._backoff = Backoff(most=most)
         self._said_late = False

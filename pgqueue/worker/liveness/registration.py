@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.database import alarms, migrations, statements
+from pgqueue.database import alarms, migrations, primary, statements
 from pgqueue.database.backoff import one_line
 from pgqueue.database.grants import needing
 from pgqueue.database.sequences import advancing
@@ -42,7 +42,10 @@ def enter(state: WorkerState) -> int:
 
 def _enter(state: WorkerState) -> int:
     link, settings = state.link, state.settings
-    with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, needing(conn, "work"):
+    with (
+        primary.connect(psycopg.Connection, link.address(), **options(link, "pgqueue start")) as conn,
+        needing(conn, "work"),
+    ):
         with transaction(conn, link):
             migrations.require(conn, link.schema)
             restore_settings(conn, link.schema)
@@ -98,7 +101,10 @@ async def entered(state: WorkerState) -> int:
 def withdraw(link: Link, worker_id: int) -> None:
     """Remove the row of a worker that never began. If that fails, other workers will declare it dead."""
     try:
-        with psycopg.connect(link.dsn, **options(link, "pgqueue start")) as conn, transaction(conn, link):
+        with (
+            primary.connect(psycopg.Connection, link.address(), **options(link, "pgqueue start")) as conn,
+            transaction(conn, link),
+        ):
             conn.execute(statements.text("registration_leave", link.schema), {"worker_id": worker_id})
     except psycopg.Error as error:
         log.warning("could not sign off: %s", one_line(error))

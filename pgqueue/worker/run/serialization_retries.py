@@ -13,9 +13,13 @@ Two things may last for hours, so the job must not keep a slot. It is given back
 - A COMMIT was refused because the server's NOTIFY queue is full.
 - The session of the job's own transaction began read only (`sessions`), or an abort cannot be noted for that cause. If
   the handler itself made its transaction read only, that is its own error.
+- No connection could be made for that transaction: the database is away.
 
-Never decides what becomes of a failure. If the ten are used up, or the database is away, the abort counts as a failure
-(`outcomes.given`).
+While the database is away, an abort cannot be noted. The job waits for it in its slot, which is of no use meanwhile: a
+failover spends no attempt. A job that ends the server itself each time is counted like any other, when it is back.
+
+Never decides what becomes of a failure. If the ten are used up, or the server refuses to note it, the abort counts as a
+failure (`outcomes.given`).
 """
 
 from __future__ import annotations
@@ -26,10 +30,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from pgqueue.database.backoff import described, doubled, jittered, read_only, transient, within
+from pgqueue.database.backoff import LOST_SECONDS, described, doubled, is_loss, jittered, read_only, transient, within
 from pgqueue.database.foreign_errors import attribute
 from pgqueue.database.notify_queue import is_full
-from pgqueue.database.sessions import ReadOnly, Session
+from pgqueue.database.sessions import Away, ReadOnly, Session
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import RELEASED, Cancel, Fail, Outcome, Retried, Retry, Snooze, given, leaves, problem
 from pgqueue.jobs.retry import RetryPolicy
@@ -40,7 +44,6 @@ log = logging.getLogger("pgqueue")
 ABORTS_MOST = 10
 """How many aborts a job has in its life, before the next one counts as a failure."""
 PAUSE_LEAST, PAUSE_FIRST, PAUSE_MOST = 0.05, 0.1, 1.0
-NOTE_SECONDS = 5.0
 UNABLE_SECONDS = 1.0
 """How long a job waits for room in the NOTIFY queue, or to write, before it runs again, at least."""
 # deadlock_detected, serialization_failure, lock_not_available
@@ -73,14 +76,14 @@ def _ended(state: str | None) -> bool:
 
 
 def unable(error: BaseException) -> Retried | None:
-    """How a job ends whose COMMIT was refused because the NOTIFY queue is full, or whose session began read only; None
-    after any other error.
+    """How a job ends whose COMMIT was refused because the NOTIFY queue is full, or whose session could not be made or
+    began read only; None after any other error.
 
     Nothing of the attempt was committed. Whether it was the COMMIT of a transactional task, or of the handler's own
     connection: the handler has not failed, so its retry policy is not asked.
     """
-    began_read_only = any(isinstance(each, ReadOnly) for each in _causes(error, "orig", "__cause__", "__context__"))
-    return _given_back(error) if began_read_only or is_full(error) else None
+    begun = any(isinstance(each, ReadOnly | Away) for each in _causes(error, "orig", "__cause__", "__context__"))
+    return _given_back(error) if begun or is_full(error) else None
 
 
 def _given_back(error: BaseException) -> Retried:
@@ -143,11 +146,11 @@ class SerializationRetries:
 
     async def _again(self, job: Job, retry: RetryPolicy, error: BaseException, left: asyncio.Event) -> Outcome | None:
         noting = self._begin_noting(job, error)
-        await _first(noting, left, NOTE_SECONDS)
+        await _first(noting, left)
         if left.is_set() and not noting.done():
             return RELEASED
         try:
-            before = _answer(noting)
+            before = noting.result()
         except Exception as away:
             if read_only(away) or self._session.link.outage.read_only():
                 return _given_back(error)
@@ -194,32 +197,28 @@ class SerializationRetries:
             traceback=what.traceback,
             version_tag=self._state.settings.version_tag,
         )
-        try:
-            [rows] = await self._session.run(note)
-        except Exception as lost:
-            if not transient(lost):
-                raise
-            # Its session may have ended with the job's: a new one is made. Once: if the server itself is away, the
-            # attempt counts, for this job may be what ends it.
-            [rows] = await self._session.run(note)
-        return int(rows[0][0]) if rows else None
+        tried = False
+        while True:
+            try:
+                [rows] = await self._session.run(note)
+            except Exception as error_of_note:
+                # Its session may have ended with the job's: a new one is made, which waits while the server is away.
+                if read_only(error_of_note) or not (is_loss(error_of_note) or (transient(error_of_note) and not tried)):
+                    raise
+                tried = True
+                await asyncio.sleep(LOST_SECONDS)
+            else:
+                return int(rows[0][0]) if rows else None
 
 
-async def _first(noting: asyncio.Future[int | None], left: asyncio.Event, seconds: float) -> None:
-    """Wait for the answer, or until the job is to stop; no longer than this."""
+async def _first(noting: asyncio.Future[int | None], left: asyncio.Event) -> None:
+    """Wait for the answer, or until the job is to stop. A session gives no message up without an error."""
     leaving = asyncio.ensure_future(left.wait())
     waited: list[asyncio.Future[Any]] = [noting, leaving]
     try:
-        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
-
-
-def _answer(noting: asyncio.Future[int | None]) -> int | None:
-    """The answer to the note; TimeoutError if there is none yet."""
-    if not noting.done():
-        raise TimeoutError(f"no answer within {NOTE_SECONDS:g} s")
-    return noting.result()
 
 
 def pause(abort: int) -> float:

@@ -48,7 +48,8 @@ from psycopg.pq import TransactionStatus
 
 from pgqueue.client.tasks import REQUIRED
 from pgqueue.database.backoff import one_line
-from pgqueue.database.sessions import ROUND_TRIP_SECONDS, ReadOnly, hang_up
+from pgqueue.database.dead_link import hang_up
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, ReadOnly
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobLost
 from pgqueue.jobs.job import Job, fields

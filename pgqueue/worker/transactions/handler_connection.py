@@ -61,7 +61,8 @@ from psycopg.errors import SerializationFailure, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, TransactionStatus
 
 from pgqueue.database import notify_queue
-from pgqueue.database.sessions import ReadOnly, hang_up
+from pgqueue.database.dead_link import hang_up
+from pgqueue.database.sessions import ReadOnly
 from pgqueue.database.statements import Statement
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.transactions.commit_message import (

@@ -44,7 +44,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, Error, OperationalError
@@ -52,12 +52,15 @@ from psycopg.rows import tuple_row
 
 from pgqueue.database import alarms, forks
 from pgqueue.database.backoff import one_line, to_its_end
-from pgqueue.database.sessions import Identity, Link, hang_up, options, own
+from pgqueue.database.dead_link import hang_up
+from pgqueue.database.sessions import Away, Identity, Link, options, own
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.transactions.commit_message import CommitMessage
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
 from pgqueue.worker.transactions.handler_cursor import AsyncHandlerCursor, HandlerCursor
+from pgqueue.worker.transactions.opening import NAME as OPENING
+from pgqueue.worker.transactions.opening import AsyncOpening, Opening
 from pgqueue.worker.transactions.permits import Permits
 from pgqueue.worker.transactions.pool_log import NAME, quieten
 from pgqueue.worker.transactions.steps import asend, awaited, blocked, run, send
@@ -263,9 +266,11 @@ class Side(Generic[C]):
             if self.pools.closed:
                 raise _closed()
             if self.pool is None and self.is_async:  # it is opened on the loop
-                self.pool = AsyncConnectionPool(connection_class=AsyncHandlerConnection, **self.pools.options(True))
+                self.pool = AsyncConnectionPool(
+                    connection_class=cast(Any, self.pools.openings[1]), **self.pools.options()
+                )
             elif self.pool is None:
-                pool = ConnectionPool(connection_class=HandlerConnection, **self.pools.options(False))
+                pool = ConnectionPool(connection_class=cast(Any, self.pools.openings[0]), **self.pools.options())
                 pool.open()
                 self.pool = pool
 
@@ -284,6 +289,8 @@ class Side(Generic[C]):
         from psycopg_pool import PoolTimeout
 
         if isinstance(error, PoolTimeout):
+            if self.pools.is_away():
+                raise Away(f"no connection for a job within {GET_SECONDS:g} s: the database is away") from error
             said = f"no connection for a job within {GET_SECONDS:g} s: the database takes none"
             if self.permits is None:
                 said += (
@@ -311,6 +318,8 @@ class HandlerPool:
         self.orphans: set[Identity] = set()
         """Sessions of connections that broke: the server may not know."""
         self.opening = threading.Lock()
+        self.openings = Opening(link, self._configure), AsyncOpening(link, self._aconfigure)
+        """What makes the connections for threads, and for the loop."""
         self.threads = Side[HandlerConnection](self, False, Permits(size) if size < slots else None)
         self.on_loop = Side[AsyncHandlerConnection](self, True, Permits(size) if size < slots else None)
         self._undoing: set[asyncio.Task[None]] = set()
@@ -347,6 +356,8 @@ class HandlerPool:
         """Close the pools; connections that are out are closed when they come back."""
         with self.opening:
             self.closed = True
+        for each in self.openings:
+            each.close()
         if self._undoing:  # over a dead link this takes longer; the pools close anyhow
             await asyncio.wait(self._undoing, timeout=UNDO_SECONDS)
         sides: list[Side[Any]] = [self.on_loop, self.threads]
@@ -372,6 +383,7 @@ class HandlerPool:
         forks.cut_in_children(heir)
         with self._naming:
             self._known[heir] = self._known[conn]
+        self._link.primary.succeed(conn, heir)
         return heir
 
     def end_of(self, orphan: Identity) -> Statement[None]:
@@ -379,11 +391,14 @@ class HandlerPool:
         params = {"pid": orphan[0], "backend_start": orphan[1]}
         return Statement(text("transactions_end_session", self._link.schema), params, lambda rows: None)
 
-    def options(self, is_async: bool) -> dict[str, Any]:
+    def is_away(self) -> bool:
+        """Whether no connection can be made just now."""
+        return self._link.outage.is_lost(OPENING)
+
+    def options(self) -> dict[str, Any]:
         """How psycopg's pool is made."""
         return {
             "conninfo": self._link.dsn,
-            "configure": self._aconfigure if is_async else self._configure,
             "kwargs": options(self._link, NAME) | {"prepare_threshold": self._prepare},
             "min_size": 0,
             "max_size": self.size,
@@ -398,6 +413,9 @@ class HandlerPool:
     def _configure(self, conn: HandlerConnection) -> None:
         forks.cut_in_children(conn)
         _give_cursors(conn)
+        [(server, only_reads)] = conn.execute(text("sessions_server", self._link.schema)).fetchall()
+        if not only_reads:  # else its first transaction finds out
+            self._link.primary.met(conn, server)
         if self._own(conn, conn.execute(text("sessions_identity", self._link.schema)).fetchall()):
             conn.execute(text("sessions_idle", self._link.schema))
             done: Future[object] = asyncio.run_coroutine_threadsafe(_awaited(self._listed), self._loop)
@@ -406,6 +424,10 @@ class HandlerPool:
     async def _aconfigure(self, conn: AsyncHandlerConnection) -> None:
         forks.cut_in_children(conn)
         _give_cursors(conn)
+        cursor = await conn.execute(text("sessions_server", self._link.schema))
+        [(server, only_reads)] = await cursor.fetchall()
+        if not only_reads:
+            self._link.primary.met(conn, server)
         cursor = await conn.execute(text("sessions_identity", self._link.schema))
         if self._own(conn, await cursor.fetchall()):
             await conn.execute(text("sessions_idle", self._link.schema))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from pgqueue.database.sessions import hang_up
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.statements import Row, Statement
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import Outcome

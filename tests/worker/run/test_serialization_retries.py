@@ -472,7 +472,6 @@ async def test_what_stops_a_job_does_not_wait_for_its_note(
         await answer.wait()
         return 0
 
-    monkeypatch.setattr(serialization_retries, "NOTE_SECONDS", 600.0)
     async with work(dsn, always) as worker:
         monkeypatch.setattr(worker.services.executor._retries, "_note", unanswered)
         job = always.enqueue(conn).id

@@ -1,0 +1,146 @@
+"""The server that can be written: it is found behind a standby, and all connections leave the one before together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import psycopg
+import pytest
+from servers import Server
+from standby import Pair, pair
+
+from pgqueue.database import migrations, primary
+from pgqueue.database.primary import LEFT_SECONDS, Left, Primary
+from pgqueue.worker.worker import Worker
+
+
+class Ended:
+    """As a connection: its socket, of which the test has the other end."""
+
+    def __init__(self, host: str = "a") -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.info = type("Info", (), {"host": host, "port": 5432})
+
+    def fileno(self) -> int:
+        return self.theirs.fileno()
+
+    def broken(self) -> bool:
+        try:
+            return self.ours.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+
+class Seen:
+    """A `Primary` with a clock, and connections that are kept alive."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.primary = Primary(lambda: self.now)
+        self.kept: list[Ended] = []
+
+    def met(self, server: str, host: str = "a") -> Ended:
+        conn = Ended(host)
+        self.kept.append(conn)
+        self.primary.met(cast(Any, conn), server)
+        return conn
+
+    def close(self) -> None:
+        for each in self.kept:
+            each.ours.close()
+            each.theirs.close()
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    made = Seen()
+    yield made
+    made.close()
+
+
+@pytest.mark.promise("F336")
+def test_all_leave_a_server_when_one_has_met_another(seen: Seen) -> None:
+    old = [seen.met("first"), seen.met("first")]
+    heir = Ended()
+    seen.kept.append(heir)
+    seen.primary.succeed(cast(Any, old[0]), cast(Any, heir))
+    new = seen.met("second", "b")
+    assert [each.broken() for each in [*old, heir, new]] == [True, True, True, False]
+    assert not seen.met("second", "b").broken() and not new.broken()
+    assert seen.primary.address("host=a,b dbname=x") == "dbname=x host=b,a"
+
+
+@pytest.mark.promise("F336")
+def test_two_servers_that_can_both_be_written_do_not_take_turns(seen: Seen) -> None:
+    """Naive: each connection to the one breaks all to the other, for ever."""
+    seen.met("first")
+    new = seen.met("second")
+    with pytest.raises(Left):
+        seen.met("first")
+    assert not new.broken()
+    seen.now += LEFT_SECONDS
+    back = seen.met("first")
+    assert new.broken() and not back.broken()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "leads_on"),
+    [
+        ("host=a,b", True),
+        ("host=db.example", True),
+        ("host=/tmp,/run", True),
+        ("host=/tmp", False),
+        ("host=127.0.0.1", False),
+        ("host=db hostaddr=10.0.0.1", False),
+        ("host=a,b target_session_attrs=any", False),
+    ],
+)
+def test_where_an_address_leads(dsn: str, leads_on: bool) -> None:
+    assert (primary.elsewhere(dsn) is not None) is leads_on
+
+
+def test_the_environment_names_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "any")
+    assert primary.elsewhere("host=a,b") is None
+
+
+@pytest.fixture
+def both(own_server: Server) -> Iterator[Pair]:
+    assert own_server.cluster is not None
+    with pair(own_server.cluster, synchronous=False) as found:
+        yield found
+
+
+def standby_first(both: Pair) -> str:
+    hosts = ",".join(str(cluster.sockets) for cluster in (both.standby, both.primary))
+    return f"postgresql://postgres@/postgres?host={hosts}"
+
+
+@pytest.mark.promise("F337")
+async def test_a_standby_that_stands_first_is_passed_over(both: Pair) -> None:
+    """Naive: libpq takes the first that answers, and a worker takes no job as long as that is a standby."""
+    dsn, options = standby_first(both), {"autocommit": True}
+    migrations.migrate(dsn)
+    both.caught_up()
+    with psycopg.connect(dsn) as conn:
+        assert conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
+    with primary.connect(psycopg.Connection, dsn, **options) as conn:
+        assert conn.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
+    async with await primary.aconnect(psycopg.AsyncConnection, dsn, **options) as aconn:
+        assert await (await aconn.execute("SELECT pg_is_in_recovery()")).fetchone() == (False,)
+    with primary.connect(psycopg.Connection, f"{dsn}&target_session_attrs=any", **options) as conn:
+        assert conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
+    async with asyncio.timeout(30), Worker(dsn=dsn, tasks=[]) as worker:
+        assert worker.worker_id > 0
+
+
+@pytest.mark.promise("F337")
+def test_if_none_can_be_written_the_connection_to_the_standby_stays(both: Pair) -> None:
+    both.caught_up()
+    both.crash()
+    with primary.connect(psycopg.Connection, standby_first(both), autocommit=True) as conn:
+        assert conn.execute("SHOW transaction_read_only").fetchone() == ("on",)
