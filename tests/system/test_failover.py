@@ -57,7 +57,7 @@ async def test_sessions_that_are_ended_all_the_time_spend_no_attempt(dsn: str, a
 
     def end_sessions() -> None:
         with psycopg.connect(dsn, autocommit=True) as conn:
-            while not over.wait(0.1):
+            while not over.wait(0.2):
                 row = conn.execute(END_SOME).fetchone()
                 ended.append(row[0] if row else 0)
 
@@ -71,9 +71,9 @@ async def test_sessions_that_are_ended_all_the_time_spend_no_attempt(dsn: str, a
     finally:
         over.set()
         await ending
-    assert sum(ended) >= 20
+    assert sum(ended) >= 10
     assert set(outcomes(accounts)) <= {"aborted"}
-    effects = [effect for (effect,) in accounts.all("SELECT * FROM effect")]
+    effects = [job for job, *_ in accounts.all("SELECT * FROM effect")]
     assert len(effects) == len(set(effects)) == 1_000
 
 
