@@ -46,6 +46,9 @@ def connected(command: str, *, check: bool = True, needs: Needs = "operate") -> 
 
             with needing(conn, needs):
                 raise
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            primary.refuse_standby(conn, error)
+            raise
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue.database import alarms
 from pgqueue.database.dead_link import hang_up
+from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic
 
 AnyConnection = Connection[Any] | AsyncConnection[Any]
@@ -107,6 +108,12 @@ def elsewhere(dsn: str) -> str | None:
     if "target_session_attrs" in parts or "PGTARGETSESSIONATTRS" in os.environ or _one_place(parts):
         return None
     return make_conninfo(dsn, target_session_attrs="read-write")
+
+
+def refuse_standby(conn: Connection[Any], cause: BaseException | None = None) -> None:
+    """Raise Error if this connection leads to a standby. `cause` is what could not be written there."""
+    if conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+        raise Error(f"{conn.info.host} is a standby and cannot be written; name the primary") from cause
 
 
 def is_local(dsn: str) -> bool:

@@ -50,7 +50,10 @@ def command(everything: bool, as_json: bool) -> None:
       pgqueue prune
       pgqueue prune --all
     """
+    from pgqueue.database.primary import refuse_standby
+
     with connected("prune", needs="work") as conn:
+        refuse_standby(conn)  # there it would find nothing due, day after day
         results = [(ring, _advance(conn, ring, everything)) for ring in _rings(conn)]
     if as_json:
         click.echo(document(asdict(ring) | {"result": result} for ring, result in results))
