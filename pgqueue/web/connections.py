@@ -31,6 +31,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from pgqueue.config import config
 from pgqueue.database import embedded
+from pgqueue.database.pool_log import quieten
 
 T = TypeVar("T")
 
@@ -45,6 +46,8 @@ CLOSE_SECONDS = 0.5
 """So long the end waits for attempts to connect, which are given up then."""
 STATEMENT_SECONDS = 2
 IDLE_SECONDS = 120.0
+
+NAME = "pgqueue web"
 
 Connection = AsyncConnection[tuple[Any, ...]]
 Ask = Callable[[Connection], Awaitable[T]]
@@ -142,6 +145,7 @@ class Connections:
             if self._pool is None or self._pool.closed:
                 # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
                 dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
+                quieten(NAME)  # each page says what is wrong
                 pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
                     dsn,
                     min_size=0,
@@ -151,7 +155,7 @@ class Connections:
                     reconnect_timeout=WAIT_SECONDS,
                     check=AsyncConnectionPool.check_connection,
                     open=False,
-                    name="pgqueue web",
+                    name=NAME,
                     kwargs=OPTIONS,
                 )
                 await pool.open()

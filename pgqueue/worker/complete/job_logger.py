@@ -14,6 +14,7 @@ from traceback import print_exc
 
 from pgqueue.client.job_outcome import JobOutcome
 from pgqueue.client.middleware import Hooks
+from pgqueue.errors import JobLost
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.outcomes import Cancelled, Failed, Outcome, Problem, Released, Retried, written_in
 
@@ -26,10 +27,17 @@ success_level = logging.DEBUG
 def report(job: Job, outcome: Outcome) -> None:
     """Log an attempt that did not succeed: ERROR if it was the last, WARNING if there is another one or it was stopped.
 
+    A run whose job was given to another worker meanwhile ends nothing: the completer says in one line that its outcome
+    is dropped. A job that is given back while the database is away is told without a traceback: its code has not failed.
+
     Called for every outcome, from the loop and from threads. Raises nothing, even if a filter of the application fails:
     an error here would keep the job's slot.
     """
     match written_in(job, outcome):
+        case Retried(_, problem) | Failed(_, problem) if problem.error_type == JobLost.__qualname__:
+            pass
+        case Retried(_, Problem("interrupted"), _, False) as ended:
+            _tell(job, ended, None)
         case Retried(_, problem, _, False) | Failed(_, problem) | Released(Problem() as problem) as ended:
             _tell(job, ended, problem.traceback)
         case Cancelled() as ended:
@@ -80,7 +88,11 @@ def _named(job: Job) -> str:
 
 def _sentence(told: JobOutcome) -> str:
     """`failed after 0.512 s, again in 9.7 s: KeyError: 'sku'`"""
-    what = "timed out" if told.reason == "timeout" else "failed" if told.name in ("retried", "failed") else told.name
+    what: str = (
+        "timed out" if told.reason == "timeout" else "failed" if told.name in ("retried", "failed") else told.name
+    )
+    if told.name == "retried" and told.reason == "interrupted":
+        what = "is given back"
     after = f" after {told.seconds:.3f} s" if told.seconds else ""
     then = {"retried": ", again", "snoozed": ", again", "failed": " and is given up"}.get(told.name, "")
     when = "" if told.delay is None else f" in {told.delay:.1f} s"

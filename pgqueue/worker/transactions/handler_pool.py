@@ -53,6 +53,7 @@ from psycopg.rows import tuple_row
 from pgqueue.database import alarms, forks
 from pgqueue.database.backoff import one_line, to_its_end
 from pgqueue.database.dead_link import hang_up
+from pgqueue.database.pool_log import quieten
 from pgqueue.database.sessions import Away, Identity, Link, options, own
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.steady_clock import monotonic
@@ -62,7 +63,6 @@ from pgqueue.worker.transactions.handler_cursor import AsyncHandlerCursor, Handl
 from pgqueue.worker.transactions.opening import NAME as OPENING
 from pgqueue.worker.transactions.opening import AsyncOpening, Opening
 from pgqueue.worker.transactions.permits import Permits
-from pgqueue.worker.transactions.pool_log import NAME, quieten
 from pgqueue.worker.transactions.steps import asend, awaited, blocked, run, send
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ log = logging.getLogger("pgqueue")
 # A job waits no longer than this in a pool: it has a slot's connection or a permit, so only the database can be away.
 # For a permit it waits as long as other jobs have theirs and it may run itself: that ends the wait, no time limit here.
 GET_SECONDS = 30.0
+NAME = "pgqueue job"
+"""The name of the pools for handlers."""
 IDLE_SECONDS = 60.0
 # A transaction begun early may stand so long without a job; a stop waits so long for those that are being undone.
 STALE_SECONDS = UNDO_SECONDS = 1.0
@@ -261,7 +263,7 @@ class Side(Generic[C]):
     def _open(self) -> None:
         from psycopg_pool import AsyncConnectionPool, ConnectionPool  # with the first request: most workers need none
 
-        quieten()
+        quieten(NAME, HandlerConnection, AsyncHandlerConnection)
         with self._lock:
             if self.pools.closed:
                 raise _closed()

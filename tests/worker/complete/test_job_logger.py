@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ import pgqueue
 from pgqueue.client import middleware
 from pgqueue.client.middleware import Hooks
 from pgqueue.client.tasks import task
+from pgqueue.errors import JobLost
 from pgqueue.jobs.fields import claimed
 from pgqueue.jobs.job import Job
 from pgqueue.jobs.outcomes import (
@@ -31,6 +33,7 @@ from pgqueue.jobs.outcomes import (
     Problem,
     Retried,
     interrupted,
+    problem,
 )
 from pgqueue.worker.complete import job_logger
 
@@ -50,6 +53,7 @@ def a_job(began: float | None = None) -> Job:
 
 
 PROBLEM = Problem("failed", "KeyError", "'sku'", "Traceback …")
+GIVEN_BACK = Retried(1, Problem("interrupted", "Away", "x", "Traceback …"), spent=False)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,7 @@ PROBLEM = Problem("failed", "KeyError", "'sku'", "Traceback …")
         (Retried(5, Problem("timeout", "JobTimeout", "x")), "WARNING", "timed out, again in 5.0 s: JobTimeout: x"),
         (Failed("timeout", Problem("timeout", "JobTimeout", "x")), "ERROR", "timed out and is given up: JobTimeout: x"),
         (Retried(10, Problem("unknown", None, "no task"), spent=False), "WARNING", "failed, again in 10.0 s: no task"),
+        (GIVEN_BACK, "WARNING", "is given back, again in 1.0 s: Away: x"),
         (Cancelled("not wanted"), "WARNING", "cancelled: not wanted"),
         (LATE, "WARNING", "cancelled: deadline"),
         (interrupted("its worker stops"), "WARNING", "released: its worker stops"),
@@ -74,6 +79,17 @@ def test_what_did_not_succeed_is_told_in_one_sentence(
     job_logger.report(a_job(), outcome)
     [line] = lines()
     assert (line.levelname, line.getMessage()) == (level, f"job 7 (mail.send, queue mail, attempt 2) {said}")
+    assert bool(line.exc_text) == (outcome in (Retried(9.71, PROBLEM), Failed("error", PROBLEM)))
+
+
+@pytest.mark.promise("F343")
+@pytest.mark.parametrize("end", [partial(Retried, 8.6), partial(Failed, "error")])
+def test_a_run_whose_job_was_taken_over_is_left_to_the_completer(
+    end: Callable[[Problem], Outcome], lines: Callable[[], list[logging.LogRecord]]
+) -> None:
+    """Naive: it says "failed, again in 8.6 s" with a traceback, and nothing of that is true."""
+    job_logger.report(a_job(), end(problem("failed", JobLost("taken over", job_id=7))))
+    assert lines() == []
 
 
 @pytest.mark.parametrize(

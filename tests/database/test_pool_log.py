@@ -13,10 +13,12 @@ from transactional_tasks import BOTH, declared, enqueued, outcomes
 from workers import Eyes, until, work
 
 from pgqueue import Job
-from pgqueue.worker.transactions import pool_log
-from pgqueue.worker.transactions.pool_log import NAME, PoolLog
+from pgqueue.database import pool_log
+from pgqueue.database.pool_log import PoolLog
 
 __all__ = ["accounts"]
+
+NAME = "pgqueue job"
 
 
 @BOTH
@@ -37,7 +39,7 @@ async def test_a_handler_whose_statement_fails_is_no_warning_of_the_pool(
 
 
 def test_a_pool_of_the_application_warns_as_ever(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    pool_log.quieten()
+    pool_log.quieten("pgqueue web")
     with ConnectionPool(dsn, min_size=1, max_size=1, open=True) as pool, pool.connection() as conn:
         conn.close()
     assert "discarding closed connection" in caplog.text
@@ -46,7 +48,7 @@ def test_a_pool_of_the_application_warns_as_ever(dsn: str, caplog: pytest.LogCap
 def test_each_warning_of_our_pool_comes_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(pool_log, "monotonic", lambda: now)
-    log = PoolLog()
+    log = PoolLog(NAME)
 
     def passes(level: int, message: str, *args: Any) -> bool:
         return log.filter(logging.LogRecord("psycopg.pool", level, "", 0, message, args, None))
