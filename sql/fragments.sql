@@ -371,6 +371,16 @@ coalesce(
     (SELECT true FROM pgqueue.job_blocked j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
     (SELECT true FROM pgqueue.job_blocked j WHERE j.node = -x.node ORDER BY j.id DESC LIMIT 1), false)
 
+-- name: key_after_first
+-- The first key after `after` that a job waits for, but for those of nodes, which are for the releaser.
+coalesce((SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text AND b.key < 'node:' ORDER BY b.key LIMIT 1),
+         (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > greatest(%(after)s::text, 'node;') ORDER BY b.key LIMIT 1))
+
+-- name: key_after
+-- The same after the key of the row `w`.
+coalesce((SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key < 'node:' ORDER BY b.key LIMIT 1),
+         (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > greatest(w.key, 'node;') ORDER BY b.key LIMIT 1))
+
 -- name: node_is_watched
 -- Whether a job waits for the node `x.node`.
 EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node)
@@ -859,8 +869,9 @@ CASE WHEN {{awaits_attempt}} THEN 'retry' WHEN j.snoozes > 0 THEN 'snooze' ELSE 
 min(greatest(g.run_at, 'epoch')) FILTER (WHERE g.run_at <= (SELECT pgqueue.now()) AND NOT g.task = {{paused_task}} AND NOT {{is_unknown}})
 
 -- name: blocked_by
--- What a blocked job waits for: a lock, a limit or a rate.
-CASE WHEN starts_with(j.key, 'lock:') THEN 'lock' WHEN starts_with(j.key, 'limit:') THEN 'limit' WHEN starts_with(j.key, 'rate:') THEN 'rate' ELSE '' END
+-- What a blocked job waits for: a lock, a limit, a rate, or other jobs of its flow.
+CASE WHEN starts_with(j.key, 'lock:') THEN 'lock' WHEN starts_with(j.key, 'limit:') THEN 'limit' WHEN starts_with(j.key, 'rate:') THEN 'rate'
+     WHEN starts_with(j.key, 'node:') THEN 'flow' ELSE '' END
 
 -- name: newest_depth
 -- The time of the newest measurement, if it is fresh at `clock.now`: the next one is not overdue by more than 10 s. A row of a time to come
@@ -908,6 +919,9 @@ seen AS MATERIALIZED (
         (SELECT 'signal' AS what FROM requested LIMIT 1)
         UNION ALL
         (SELECT 'sweep' FROM gone WHERE holds LIMIT 1)
+        UNION ALL
+        -- The leader looks at these nodes; the sweep finds the rest.
+        (SELECT DISTINCT 'node:' || abs(node) FROM gone WHERE node IS NOT NULL LIMIT 100)
     ) AS news WHERE %(notify)s::boolean
 ), heard AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
@@ -931,14 +945,25 @@ keyed AS MATERIALIZED (
 )
 
 -- name: retry_put
--- The jobs of `dead` are available again.
-retried AS (
+-- The jobs of `dead` are available again. One that had never been released waits again: for the last of the nodes that it waits for, and
+-- the leader looks whether that lives. Without the row that names them it waits for a node that there cannot be.
+waits_again AS (
+    INSERT INTO pgqueue.job_blocked (state, key, rank, max_attempts, deadline, attempt, snoozes, {{lasting}})
+    SELECT DISTINCT ON (dead.id) 'blocked', 'node:' || coalesce(
+            (SELECT max(u.node) FROM pgqueue.node n CROSS JOIN LATERAL unnest(n.after || n.after_end || n.after_failure) AS u (node)
+             WHERE n.id = -dead.node), 1), 2 * priority + 1, max_attempts,
+        CASE WHEN deadline > pgqueue.now() THEN deadline END, attempt, snoozes, {{lasting}}
+    FROM dead WHERE node < 0 ORDER BY dead.id, finished_at DESC
+    RETURNING id, queue, key
+), now_available AS (
     INSERT INTO pgqueue.job_available (state, rank, run_at, max_attempts, deadline, attempt, snoozes, {{lasting}})
     SELECT DISTINCT ON (id) 'available', 2 * priority + 1, pgqueue.now(),
         CASE WHEN max_attempts IS NOT NULL THEN least(greatest(max_attempts, attempt::integer + 1), 32767) END,
         CASE WHEN deadline > pgqueue.now() THEN deadline END, attempt, snoozes, {{lasting}}
-    FROM dead ORDER BY id, finished_at DESC
+    FROM dead WHERE (node < 0) IS NOT TRUE ORDER BY id, finished_at DESC
     RETURNING id, queue
+), retried AS (
+    SELECT id, queue FROM now_available UNION ALL SELECT id, queue FROM waits_again
 ), again AS (
     INSERT INTO pgqueue.job_available (state, rank, headers, queue, priority, task, args, max_attempts, {{keys}})
     SELECT 'available', 2 * priority + 1,
@@ -953,28 +978,35 @@ retried AS (
     ) AS done
     RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
 ), told AS (
-    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || queue, '')::text END AS done
-    FROM (SELECT queue FROM retried UNION SELECT queue FROM again) AS q WHERE %(notify)s::boolean
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
+    FROM (SELECT queue AS channel, '' AS what FROM now_available UNION SELECT queue, '' FROM again
+          UNION (SELECT DISTINCT ':control', key FROM waits_again LIMIT 100)) AS news WHERE %(notify)s::boolean
 )
 
 -- name: reschedule_asked
 -- Reschedule the jobs of `asked`: `moved`.
 {{seen_waiting}}, gone AS MATERIALIZED (
-    SELECT state, reason, attempt, crashes, snoozes, {{job}}, holds
+    SELECT state, reason, attempt, crashes, snoozes, {{job}}, holds, key, rank, (node < 0) IS TRUE AS waits
     FROM pgqueue.take_waiting(ARRAY(SELECT id FROM seen ORDER BY id), ARRAY(SELECT enqueued_at FROM seen ORDER BY id), NULL, NULL)
 ), clock AS MATERIALIZED (
     SELECT pgqueue.now() AS now, %(at)s::text::timestamptz AS at
 ), later AS (
     INSERT INTO pgqueue.job_scheduled (state, run_at, attempt, crashes, snoozes, reason, {{job}})
-    SELECT 'scheduled', clock.at, attempt, crashes, snoozes, reason, {{job}} FROM gone CROSS JOIN clock WHERE clock.at > clock.now
+    SELECT 'scheduled', clock.at, attempt, crashes, snoozes, reason, {{job}} FROM gone CROSS JOIN clock
+    WHERE clock.at > clock.now AND NOT waits
     RETURNING id
 ), at_once AS (
     INSERT INTO pgqueue.job_available (state, rank, run_at, attempt, crashes, snoozes, {{job}})
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END, clock.now, attempt, crashes, snoozes, {{job}}
-    FROM gone CROSS JOIN clock WHERE clock.at <= clock.now
+    FROM gone CROSS JOIN clock WHERE clock.at <= clock.now AND NOT waits
     RETURNING id, queue
+), still_waits AS (
+    -- It starts no earlier than that; and first it waits for its release.
+    INSERT INTO pgqueue.job_blocked (state, key, rank, run_at, attempt, crashes, snoozes, {{job}})
+    SELECT 'blocked', key, rank, clock.at, attempt, crashes, snoozes, {{job}} FROM gone CROSS JOIN clock WHERE waits
+    RETURNING id
 ), moved AS MATERIALIZED (
-    SELECT id FROM later UNION ALL SELECT id FROM at_once
+    SELECT id FROM later UNION ALL SELECT id FROM at_once UNION ALL SELECT id FROM still_waits
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
     FROM (SELECT queue AS channel, '' AS what FROM at_once

@@ -50,12 +50,12 @@ DOCS = "docs/operations.md"
 HERE = f"{DOCS}#what-pgqueue-doctor-finds"
 
 INDEXES = (
-    "job_available_id", "job_available_keyed", "job_available_limit_holds",
-    "job_available_lock_holds", "job_available_plain", "job_blocked_id", "job_blocked_limit_holds",
-    "job_blocked_limit_line", "job_blocked_line", "job_blocked_lock_holds", "job_blocked_queue_holds",
-    "job_blocked_rate_line", "job_blocked_rate_suspects", "job_running_id", "job_running_limit", "job_running_lock",
-    "job_running_worker", "job_scheduled_due", "job_scheduled_id", "job_scheduled_limit_holds",
-    "job_scheduled_lock_holds",
+    "job_available_id", "job_available_keyed", "job_available_limit_holds", "job_available_lock_holds",
+    "job_available_node", "job_available_plain", "job_blocked_id", "job_blocked_limit_holds",
+    "job_blocked_limit_line", "job_blocked_line", "job_blocked_lock_holds", "job_blocked_node",
+    "job_blocked_queue_holds", "job_blocked_rate_line", "job_blocked_rate_suspects", "job_running_id",
+    "job_running_limit", "job_running_lock", "job_running_node", "job_running_worker", "job_scheduled_due",
+    "job_scheduled_id", "job_scheduled_limit_holds", "job_scheduled_lock_holds", "job_scheduled_node",
 )  # fmt: skip
 """The indexes of jobs that wait or run. Without one of them claims read whole tables."""
 

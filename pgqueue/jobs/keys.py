@@ -10,8 +10,8 @@ import msgspec
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.sizes import KEY_MOST
 
-LOCK, LIMIT, RATE = "lock:", "limit:", "rate:"
-"""The beginning of the key that a blocked job waits for: the kind of the key."""
+LOCK, LIMIT, RATE, NODE = "lock:", "limit:", "rate:", "node:"
+"""The beginning of the key that a blocked job waits for: the kind of the key. Of a node it waits for other jobs."""
 
 
 class Keys(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ log = logging.getLogger("pgqueue")
 QUEUES_MOST, OUTBOXES_MOST = 200, 200
 OTHER_QUEUES = "other queues"
 """The name under which the rest is shown. It has a blank, so no queue has it."""
-REASONS = ("lock", "limit", "rate", UNKNOWN)
+REASONS = ("lock", "limit", "rate", "flow", UNKNOWN)
 STATEMENT_SECONDS, CONNECT_SECONDS = 1, 2
 ANSWER_SECONDS = 1.5
 """So long a scrape waits for them. A statement may take a second, and the first one is after the connection."""

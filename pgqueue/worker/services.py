@@ -33,6 +33,7 @@ from pgqueue.database.row_errors import refuses_move
 from pgqueue.database.sessions import Identity, Session
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
+from pgqueue.jobs.keys import NODE
 from pgqueue.jobs.outcomes import Outcome
 from pgqueue.jobs.totals import Numbers
 from pgqueue.worker.capacity import Capacity
@@ -53,7 +54,7 @@ from pgqueue.worker.fetch.notifier import CONTROL, LED, PING_ANSWER_SECONDS, SCH
 from pgqueue.worker.fetch.notify_watch import HALF, NotifyWatch
 from pgqueue.worker.fetch.poison_jobs import PoisonDrain, PoisonJobs
 from pgqueue.worker.fetch.reconciler import Reconciler
-from pgqueue.worker.flows.releaser import NODE, Releaser
+from pgqueue.worker.flows.releaser import Releaser
 from pgqueue.worker.held_jobs import HeldJobs
 from pgqueue.worker.leader import depth, history_fold, pruner, scheduler
 from pgqueue.worker.leader.bulks import BULK, Bulks

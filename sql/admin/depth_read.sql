@@ -46,7 +46,7 @@ WITH taker AS MATERIALIZED (
     SELECT g.queue, 'scheduled', g.reason, '', count(*), {{due_since}}
     FROM (SELECT j.queue, {{scheduled_for}} AS reason, j.task, j.run_at FROM pgqueue.job_scheduled j) AS g GROUP BY g.queue, g.reason
     UNION ALL
-    SELECT g.queue, 'blocked', CASE WHEN {{is_unknown}} THEN 'unknown' ELSE g.reason END, g.task, g.n, NULL
+    SELECT g.queue, 'blocked', CASE WHEN g.reason <> 'flow' AND {{is_unknown}} THEN 'unknown' ELSE g.reason END, g.task, g.n, NULL
     FROM (SELECT j.queue, {{blocked_by}} AS reason, j.task, count(*) AS n FROM pgqueue.job_blocked j GROUP BY 1, 2, 3) AS g
     UNION ALL
     SELECT j.queue, 'running', '', '', count(*), NULL FROM pgqueue.job_running j GROUP BY 1

@@ -117,7 +117,10 @@ WHERE own.queue = ANY (%(queues)s::text[])
 WITH asked AS MATERIALIZED (
     SELECT unnest(%(queues)s::text[]) AS queue
 ), oldest AS MATERIALIZED (
-    SELECT j.queue, {{since}} AS since FROM pgqueue.job_blocked j WHERE j.id > 0 ORDER BY j.id LIMIT %(most)s::integer
+    SELECT b.queue, b.since FROM (
+        SELECT j.queue, {{since}} AS since, (j.node < 0) IS TRUE AS waits FROM pgqueue.job_blocked j
+        WHERE j.id > 0 ORDER BY j.id LIMIT %(most)s::integer
+    ) AS b WHERE NOT b.waits
 ), silent AS MATERIALIZED (
     SELECT w.id, greatest(w.beat_at, 'epoch') AS beat_at FROM pgqueue.worker w
     WHERE w.beat_at < (SELECT pgqueue.now()) - 3 * w.lease ORDER BY w.id DESC LIMIT 100

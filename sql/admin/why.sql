@@ -26,6 +26,13 @@ SELECT jobs, whole, pace, urgent FROM pgqueue.why_lane(%(id)s::bigint);
 -- * `rate`: what is declared of a rate; in how many seconds its next job may start (`pause`), and the seconds from one start to the next.
 SELECT said FROM pgqueue.why_key(%(id)s::bigint, %(rank)s::integer, %(key)s::text, %(lock_limit)s::integer) AS said;
 
+-- name: why_node
+-- What a job waits for before its release, as one JSON object; no row: it does not wait for that.
+-- * `node`: its own. `nodes`: how many nodes it waits for; `living`: how many of them have a job that lives.
+-- * `first`: the oldest of those, how many of its jobs live, and the oldest of these.
+-- * `ended_at`: when the last job of the node ended that it has waited for. NULL: history does not know.
+SELECT said FROM pgqueue.why_node(%(id)s::bigint) AS said;
+
 -- name: why_running
 -- What can be said of a running job, as one JSON object; NULL: it does not run.
 -- * `worker`: the worker that has it; `begun`: whether its handler had started at that worker's last heartbeat, NULL: too young to tell.

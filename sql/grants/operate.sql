@@ -59,5 +59,5 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.attempted(bigint[], timestamptz[], bigint, text, text),
     pgqueue.bulk_take_dead(bigint, bigint[], timestamptz[]), pgqueue.bulk_discard(bigint, bigint[]),
     pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text), pgqueue.why_lane(bigint),
-    pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint), pgqueue.desired_workers(text, integer)
+    pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_node(bigint), pgqueue.why_running(bigint), pgqueue.why_missing(bigint), pgqueue.desired_workers(text, integer)
     TO :"role";

@@ -17,6 +17,6 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.key_state(pgqueue.unique_key), 
     pgqueue.run_quantile(text, double precision), pgqueue.fits(text, boolean, text, text, timestamptz, text[], text, text, timestamptz),
     pgqueue.jobs_after(text[], bigint[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint),
     pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text), pgqueue.why_lane(bigint),
-    pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint), pgqueue.desired_workers(text, integer),
+    pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_node(bigint), pgqueue.why_running(bigint), pgqueue.why_missing(bigint), pgqueue.desired_workers(text, integer),
     pgqueue.successors(bigint, timestamptz), pgqueue.attempted(bigint[], timestamptz[], bigint, text, text)
     TO :"role";

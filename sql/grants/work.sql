@@ -74,6 +74,6 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.bulk_discard(bigint, bigint[]),
     -- Before its first claim a worker advances sequences that lag behind the tables. It may not set them itself.
     pgqueue.advance_sequences(boolean), pgqueue.sequences_behind(), pgqueue.why_waiting(bigint, text, text),
-    pgqueue.why_lane(bigint), pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_running(bigint), pgqueue.why_missing(bigint),
+    pgqueue.why_lane(bigint), pgqueue.why_key(bigint, integer, text, integer), pgqueue.why_node(bigint), pgqueue.why_running(bigint), pgqueue.why_missing(bigint),
     pgqueue.desired_workers(text, integer)
     TO :"role";

@@ -724,8 +724,8 @@ ALTER SEQUENCE pgqueue.flow_id_seq OWNED BY pgqueue.flow.id;
 -- `results`: results that become arguments at the release, by the name of the parameter. {"node": ID}: the result of the
 -- only job of that node. {"node": ID, "many": true}: a list of the results of all its jobs, in the order of their ids.
 --
--- A job that waits has the key `node:ID` of one of these nodes that lives. Its `run_at` is an absolute time. A delay, which
--- counts from the release, is in its headers as `pgqueue:delay`, in seconds; the release takes it from there.
+-- A job that waits has the key `node:ID` of one of these nodes that lives. If it has a `run_at`, that is an absolute time. A
+-- delay, which counts from the release, is in its headers as `pgqueue:delay`, in seconds; the release takes it from there.
 CREATE TABLE pgqueue.node (
     id            bigint   PRIMARY KEY,
     name          text,
@@ -1776,8 +1776,8 @@ BEGIN
     END IF;
     IF jobs = 0 THEN
         waits := CASE WHEN small THEN EXISTS (SELECT FROM pgqueue.job_blocked j WHERE (wanted IS NULL OR j.queue = wanted)
-                                              AND j.queue <> ALL (paused_queues))
-                      ELSE EXISTS (SELECT FROM pgqueue.depth d WHERE d.at = last AND d.state = 'blocked' AND d.n > 0
+                                              AND (j.node < 0) IS NOT TRUE AND j.queue <> ALL (paused_queues))
+                      ELSE EXISTS (SELECT FROM pgqueue.depth d WHERE d.at = last AND d.state = 'blocked' AND d.reason <> 'flow' AND d.n > 0
                                    AND (wanted IS NULL OR d.queue = wanted) AND d.queue <> ALL (paused_queues)) END;
     END IF;
     RETURN CASE WHEN waits THEN 1 ELSE least(ceil(jobs::numeric / per_worker), 2147483647) END;
@@ -3152,6 +3152,47 @@ BEGIN
             LEFT JOIN LATERAL (SELECT l.next_at FROM pgqueue.limiter l WHERE l.key = asked.key LIMIT 1) AS l ON true
             WHERE asked.kind = 'rate') AS rate)
     )::text;
+END $$;
+
+-- What a job waits for before its release, as one JSON object; no row: it does not wait for that.
+-- * `node`: its own. `nodes`: how many nodes it waits for, `living`: how many of them have a job that lives.
+-- * `first`: the oldest of those, with the number of its jobs that live (`living`, counted to `most`; `more`: there are
+--   more), and the oldest of these jobs.
+-- * `ended_at`: when the last job of the node ended that it has waited for. NULL: history does not know.
+CREATE FUNCTION pgqueue.why_node(id bigint) RETURNS SETOF text LANGUAGE plpgsql STABLE ROWS 1
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
+SET enable_indexonlyscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH mine AS MATERIALIZED (
+        SELECT -b.node AS node, CASE WHEN b.key ~ '^node:[1-9][0-9]{0,17}$' THEN substr(b.key, 6)::bigint END AS watched
+        FROM pgqueue.job_blocked b WHERE b.id = why_node.id AND b.node < 0
+    ), named AS MATERIALIZED (
+        SELECT u.node FROM mine JOIN pgqueue.node n ON n.id = mine.node
+        CROSS JOIN LATERAL unnest(n.after || n.after_end || n.after_failure) AS u (node)
+        UNION SELECT mine.watched FROM mine WHERE mine.watched IS NOT NULL
+    ), living AS MATERIALIZED (
+        SELECT named.node FROM named WHERE EXISTS (
+            SELECT FROM pgqueue.job j WHERE j.node IN (named.node, -named.node) AND j.state IN ('available', 'scheduled', 'blocked', 'running'))
+    ), first AS MATERIALIZED (
+        SELECT f.node, n.name FROM (SELECT living.node FROM living ORDER BY living.node LIMIT 1) AS f LEFT JOIN pgqueue.node n ON n.id = f.node
+    ), alive AS MATERIALIZED (
+        SELECT j.id, j.task, j.queue, j.state, j.worker_id AS worker, j.started_at AS since FROM first CROSS JOIN LATERAL (
+            SELECT j.id, j.task, j.queue, j.state, j.worker_id, j.started_at FROM pgqueue.job j
+            WHERE j.node IN (first.node, -first.node) AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1001) AS j
+    )
+    SELECT json_build_object(
+        'now', pgqueue.now(), 'node', mine.node, 'nodes', (SELECT count(*) FROM named), 'living', (SELECT count(*) FROM living),
+        'first', (SELECT json_build_object(
+            'node', first.node, 'number', first.node & 1048575, 'name', first.name, 'most', 1000,
+            'living', (SELECT least(count(*), 1000) FROM alive), 'more', (SELECT count(*) > 1000 FROM alive),
+            'job', (SELECT json_build_object('id', a.id, 'task', a.task, 'queue', a.queue, 'state', a.state, 'worker', a.worker,
+                                             'host', w.host, 'pid', w.pid, 'since', a.since)
+                    FROM alive a LEFT JOIN pgqueue.worker w ON w.id = a.worker ORDER BY a.id LIMIT 1)) FROM first),
+        'ended_at', (SELECT max(j.finished_at) FROM pgqueue.job j
+                     WHERE j.node IN (mine.watched, -mine.watched) AND j.state IN ('completed', 'skipped', 'failed', 'cancelled'))
+    )::text FROM mine;
 END $$;
 
 -- How many available jobs a claim of this queue takes before this job, counted to 1,001: those of more urgent lanes,

@@ -174,7 +174,8 @@ WITH counted AS MATERIALIZED (
 ), taker AS MATERIALIZED (
     {{takers}}
 ), judged AS MATERIALIZED (
-    SELECT g.part, g.state, g.queue, g.reason, g.task, g.n, g.part = 'blocked' AND {{is_unknown}} AS unknown, large.part IS NULL AS exact
+    SELECT g.part, g.state, g.queue, g.reason, g.task, g.n,
+        g.part = 'blocked' AND g.reason <> 'flow' AND {{is_unknown}} AS unknown, large.part IS NULL AS exact
     FROM counted AS g LEFT JOIN large ON large.part = g.part
 ), whole AS (
     -- What is counted of a small partition, and estimated of a large one: never less than was read.
@@ -198,9 +199,9 @@ SELECT coalesce((SELECT json_agg(json_build_array(queue, state, reason, task, n,
 -- sweep looks, and independent of it: so it is seen if the sweep does not do its work. Answers, as JSON: [key, id and queue of the first
 -- waiter that a live worker would take], and the last key looked at (NULL: the walk is at its end).
 WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text ORDER BY b.key LIMIT 1)
+    SELECT {{key_after_first}}, 1
     UNION ALL
-    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
+    SELECT {{key_after}}, w.place + 1
     FROM walked w WHERE w.key IS NOT NULL AND w.place < %(n)s::integer
 ), looked AS MATERIALIZED (
     SELECT wanted.key, head.id, head.queue,

@@ -127,7 +127,7 @@ WITH {{impatience}}, ended AS MATERIALIZED (
     RETURNING id
 ), free AS MATERIALIZED (
     SELECT id, CASE WHEN headers = '{}' THEN NULL ELSE headers END AS headers, {{beside_node}}, node, max_attempts, deadline,
-        attempt, crashes, snoozes, coalesce(pgqueue.now() + make_interval(secs => delay), run_at) AS run_at
+        attempt, crashes, snoozes, coalesce(run_at, pgqueue.now() + make_interval(secs => delay)) AS run_at
     FROM (
         SELECT id, CASE WHEN jsonb_typeof(headers) = 'object' THEN headers - 'pgqueue:delay' ELSE headers END AS headers, queue, priority, task,
             full_args AS args, enqueued_at, {{keys}}, unique_key, idempotency_key, -node AS node, max_attempts, deadline, {{attempts}},

@@ -79,13 +79,9 @@ SELECT 'limit:' || limit_key FROM blocked WHERE limit_key IS NOT NULL;
 --
 -- Locks nothing, decides nothing. One row: these keys, and the last key looked at (NULL: the walk is at its end).
 WITH RECURSIVE walked (key, place) AS (
-    SELECT coalesce(
-        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text AND b.key < 'node:' ORDER BY b.key LIMIT 1),
-        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > greatest(%(after)s::text, 'node;') ORDER BY b.key LIMIT 1)), 1
+    SELECT {{key_after_first}}, 1
     UNION ALL
-    SELECT coalesce(
-        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key < 'node:' ORDER BY b.key LIMIT 1),
-        (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > greatest(w.key, 'node;') ORDER BY b.key LIMIT 1)), w.place + 1
+    SELECT {{key_after}}, w.place + 1
     FROM walked w WHERE w.key IS NOT NULL AND w.place < %(n)s::integer
 ), looked AS MATERIALIZED (
     SELECT wanted.key, wanted.place, starts_with(wanted.key, 'rate:') OR coalesce(held.n, had.n) < head.most

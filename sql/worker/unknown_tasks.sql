@@ -3,7 +3,8 @@
 -- look was made for a day, because all workers were stopped, the time begins anew.
 
 -- name: unknown_tasks_look
--- Look at the next n available and blocked jobs after this id. Note the tasks that no live worker knows.
+-- Look at the next n available and blocked jobs after this id. Note the tasks that no live worker knows. It is not the turn yet of a job
+-- that waits for its release.
 --
 -- 1. If a job of these is past its deadline, cancel it.
 -- 2. If it has been due, and its task unknown, for `seconds`, fail it.
@@ -11,12 +12,12 @@
 -- Waits for no lock of a job. Answers the last id (NULL: no job is left), how many jobs were looked at, and how many of
 -- them were ended.
 WITH looked AS MATERIALIZED (
-    SELECT j.id, j.queue, j.task, j.enqueued_at, j.run_at, j.deadline FROM pgqueue.job j
+    SELECT j.id, j.queue, j.task, j.enqueued_at, j.run_at, j.deadline, (j.node < 0) IS TRUE AS waits FROM pgqueue.job j
     WHERE j.state IN ('available', 'blocked') AND j.id > %(after)s::bigint
     ORDER BY j.id LIMIT %(n)s::integer
 ), unknown AS MATERIALIZED (
     SELECT l.* FROM looked l
-    WHERE NOT {{served}}
+    WHERE NOT l.waits AND NOT {{served}}
       AND (l.queue IN (SELECT s.queue FROM pgqueue.served() AS s)) IS TRUE
       AND NOT l.queue = {{paused}} AND NOT l.task = {{paused_task}}
 ), seen AS (

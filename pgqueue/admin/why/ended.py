@@ -15,6 +15,7 @@ _MEANS = {
     "deadline": "its deadline passed",
     "refused": "no worker or server could take it",
     "arguments": "its arguments do not fit the task",
+    "dependency": "a job that it waited for failed or was cancelled",
 }
 """What the reasons mean that pgqueue itself gives. Any other text is of the handler, or of an operator. So is a reason
 to cancel a job whose deadline has not passed."""
@@ -39,7 +40,9 @@ def reasons(job: JobInfo, by: Sequence[Facts]) -> list[Reason]:
     if by and job.state == "cancelled":
         details["by"] = by[0]["actor"]
         text += f", by {by[0]['actor']}"
-    if job.state == "skipped":
+    if job.state == "skipped" and job.reason == "dependency":
+        text += ": no job that it waited for failed"
+    elif job.state == "skipped":
         text += f": another job had its lock {job.lock_key!r}" if job.lock_key else ""
     elif job.reason:
         text += f": {job.reason}" + (f" ({_MEANS[job.reason]})" if _is_ours(job) else "")
@@ -57,6 +60,8 @@ def _is_ours(job: JobInfo) -> bool:
     """Whether pgqueue itself has given the reason."""
     if job.state != "cancelled":
         return job.reason in _MEANS
+    if job.reason == "dependency":
+        return bool(job.attempts) and (job.attempts[-1].message or "").startswith("dependency: ")
     late = job.deadline is not None and job.finished_at is not None and job.deadline <= job.finished_at
     return job.reason == "deadline" and late
 

@@ -33,6 +33,8 @@ CODES = {
     "limit_undeclared": "no worker has declared its limit",
     "rate": "its rate lets no job start yet",
     "rate_undeclared": "no worker has declared its rate",
+    "node": "other jobs of its flow have not ended",
+    "release_overdue": "all jobs that it waits for have ended, and no worker has released it yet",
     "about_to_run": "nothing holds it back",
     # A job that runs.
     "running": "its handler runs",
@@ -44,7 +46,7 @@ CODES = {
     "worker_dead": "its worker is dead: the job is about to be given to another one",
     # A job that has ended.
     "completed": "it completed",
-    "skipped": "it was skipped for its lock",
+    "skipped": "it was skipped, for its lock or because no job that it waited for failed",
     "failed": "it failed for good",
     "cancelled": "it was cancelled",
     # An id without a job.

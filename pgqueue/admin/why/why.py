@@ -18,12 +18,13 @@ from typing import Any
 
 from pgqueue.admin.audit import BULKS_MOST
 from pgqueue.admin.queries import JobInfo, read_one
-from pgqueue.admin.why import ended, keys, missing, running, waiting
+from pgqueue.admin.why import ended, keys, missing, nodes, running, waiting
 from pgqueue.admin.why.reasons import CODES, Facts, Reason, Why
 from pgqueue.database import shown
 from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.statements import Statement
 from pgqueue.database.steps import Steps
+from pgqueue.jobs.keys import NODE
 from pgqueue.jobs.states import WAITING
 from pgqueue.jobs.values import check_id
 
@@ -81,7 +82,13 @@ def _waiting(job: JobInfo) -> Steps[Why | None]:
             return None
         found += waiting.lane(job, n, urgent, whole, pace)
         read_all = whole
-    for key in keys.wanted(job, holds=place["holds"]):
+    wanted = keys.wanted(job, holds=place["holds"])
+    if wanted and wanted[0].startswith(NODE):
+        said = yield _facts("why_node", id=job.id)
+        if said is None:
+            return None
+        return _answer(job.id, job, found + nodes.reasons(said), facts)
+    for key in wanted:
         params = {"id": job.id, "rank": place["rank"], "key": key, "lock_limit": place["lock_limit"] or 1}
         said = yield _facts("why_key", **params)
         found += keys.reasons(job, key, said)

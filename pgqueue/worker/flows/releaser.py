@@ -43,6 +43,7 @@ from pgqueue.database.backoff import persist, wait
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, integers
 from pgqueue.jobs.job import Job, nodes_of
+from pgqueue.jobs.keys import NODE
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.left_alone import LeftAlone, Notice
 from pgqueue.worker.mover import Mover
@@ -50,8 +51,6 @@ from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
-NODE = "node:"
-"""The beginning of the key that a job waits for before its release; and of a NOTIFY of `:control` that names a node."""
 NODES_MOST = 1_000
 JOBS_MOST = 1_000
 KEYS_MOST = 1_000
@@ -98,7 +97,7 @@ class Releaser:
         self._wake.set()
 
     def told(self, payload: str) -> None:
-        """A NOTIFY names a node of which a job was ended by hand."""
+        """A NOTIFY of `:control` names a node of which a job was ended by hand, or that a job waits for again."""
         number = payload.removeprefix(NODE)
         if number.isascii() and number.isdecimal() and len(number) < 19:
             self.look_at([int(number)])

@@ -1,0 +1,214 @@
+"""A job that waits for its release stays one, whatever is done to it by hand; and a job of a flow keeps its node."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from flow_rows import Desk, Made, end, put
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue.client.tasks import task
+
+KEY = "SELECT state, key, node < 0 FROM pgqueue.job WHERE id = %s"
+NODE_OF = "SELECT DISTINCT node FROM pgqueue.job WHERE id = %s"
+
+
+@task(name="waits.x", retry=pgqueue.RetryPolicy(attempts=3, first=0.01, factor=1))
+async def x(job: pgqueue.Job, do: str = "") -> None:
+    seen.append(job.node)
+    if do == "retry" and job.attempt == 1:
+        raise ValueError("once more")
+    if do == "snooze" and not job.snoozes:
+        raise pgqueue.Snooze(0.01)
+
+
+seen: list[int | None] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    seen.clear()
+
+
+@pytest.fixture
+async def desk(dsn: str) -> AsyncIterator[Desk]:
+    made = Desk(dsn)
+    yield made
+    await made.close()
+
+
+# By hand -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F375")
+@pytest.mark.parametrize("at", ["2000-01-01 00:00:00+00", "2100-01-01 00:00:00+00"])
+async def test_a_job_that_is_rescheduled_still_waits_and_starts_no_earlier(
+    at: str, dsn: str, eyes: Eyes, desk: Desk
+) -> None:
+    [(node, [first]), (_, [waiting])] = put(eyes.conn, Made(), Made(after=[0], headers={"pgqueue:delay": 1000}))
+    with psycopg.connect(dsn) as conn:
+        [answer] = pgqueue.reschedule(conn, waiting, at=eyes.one("SELECT %s::timestamptz", at))
+        assert answer.changed
+    assert eyes.all(KEY, waiting) == [("blocked", f"node:{node}", True)]
+    end(eyes, first)
+    await desk.look(node)
+    assert eyes.state(waiting) == ("available" if at < "2026" else "scheduled")
+
+
+@pytest.mark.promise("F375")
+@pytest.mark.parametrize("parent", ["retried", "failed"])
+async def test_a_job_cancelled_by_a_dependency_waits_again_when_it_is_retried(
+    parent: str, dsn: str, eyes: Eyes, desk: Desk
+) -> None:
+    """With the job before it in one call it waits for that; alone it is judged again."""
+    [(node, [first]), (_, [second])] = put(eyes.conn, Made(), Made(after=[0]))
+    end(eyes, first, state="failed")
+    await desk.look(node)
+    assert eyes.state(second) == "cancelled"
+    with psycopg.connect(dsn) as conn:
+        answers = pgqueue.retry(conn, *([first, second] if parent == "retried" else [second]))
+        assert all(answer.changed for answer in answers)
+    assert eyes.all(KEY, second) == [("blocked", f"node:{node}", True)]
+    await desk.look(node)
+    assert eyes.state(second) == ("blocked" if parent == "retried" else "cancelled")
+    if parent == "retried":
+        end(eyes, first)
+        await desk.look(node)
+        assert eyes.state(second) == "available"
+
+
+@pytest.mark.promise("F375")
+async def test_a_cancel_of_a_waiting_job_is_told_to_the_leader(dsn: str, eyes: Eyes) -> None:
+    """What waited for it is cancelled at once: no sweep comes for 15 s."""
+    [(_, [first]), (_, [second]), (_, [third])] = put(
+        eyes.conn, Made("waits.none"), Made("waits.x", after=[0]), Made("waits.x", after=[1])
+    )
+    async with work(dsn, x, poll=60.0) as worker:
+        await until(lambda: worker.services.election.leads())
+        await until(lambda: worker.services.sweep.sweeps)
+        worker.services.releaser.swept = lambda: None  # type: ignore[method-assign]
+        with psycopg.connect(dsn) as conn:
+            pgqueue.cancel(conn, second)
+        await until(eyes.is_in(third, "cancelled"), 10.0)
+    assert eyes.state(first) == "available"
+
+
+@pytest.mark.promise("F375")
+async def test_a_waiting_job_of_an_unknown_task_is_left_alone(dsn: str, eyes: Eyes) -> None:
+    [(_, [first]), (_, [second])] = put(eyes.conn, Made("waits.none"), Made("waits.none", after=[0]))
+    async with work(dsn, x, fail_unknown=0.01) as worker:
+
+        async def failed() -> bool:
+            await worker.services.unknown_tasks.look()
+            return eyes.state(first) == "failed"
+
+        worker.services.releaser.look_at = lambda nodes: None  # type: ignore[method-assign]
+        look: Callable[[], Awaitable[bool]] = failed
+        await until(look)
+        assert eyes.state(second) == "blocked"
+
+
+@pytest.mark.promise("F376")
+def test_why_names_the_node_and_its_oldest_job(dsn: str, eyes: Eyes) -> None:
+    [(one, [a]), (_, [b, c]), (mine, [waiting])] = put(
+        eyes.conn, Made(name="paid"), Made(jobs=[{}, {}]), Made(after=[0, 1])
+    )
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        reason = pgqueue.why(conn, waiting).reasons[-1]
+        assert reason.code == "node"
+        assert reason.text == f"it waits for 1 job of node 'paid', first for job {a}; and for 1 node more, of 2 in all"
+        assert reason.details == {
+            "node": mine, "nodes": 2, "living": 2, "first": one, "name": "paid", "jobs": 1
+        }  # fmt: skip
+        assert [holder.id for holder in reason.holders] == [a]
+        end(eyes, a)
+        reason = pgqueue.why(conn, waiting).reasons[-1]
+        assert reason.text == f"it waits for 2 jobs of node 2, first for job {b}"
+        end(eyes, b, c)
+        reason = pgqueue.why(conn, waiting).reasons[-1]
+        assert (reason.code, reason.details["living"]) == ("release_overdue", 0)
+
+
+@pytest.mark.promise("F376")
+async def test_why_says_which_job_a_cancelled_one_depended_on(dsn: str, eyes: Eyes, desk: Desk) -> None:
+    [(node, [first]), (_, [second]), (_, [third])] = put(
+        eyes.conn, Made(name="paid"), Made(after=[0]), Made(after_failure=[1])
+    )
+    end(eyes, first, state="failed")
+    await desk.look(node)
+    with psycopg.connect(dsn) as conn:
+        [reason] = pgqueue.why(conn, second).reasons
+        assert "dependency (a job that it waited for failed or was cancelled)" in reason.text
+        assert f"job {first} of node 'paid' failed or was cancelled" in reason.text
+    assert eyes.state(third) == "available"
+
+
+# Moves ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F377")
+@pytest.mark.parametrize("do", ["", "retry", "snooze"])
+async def test_a_job_keeps_its_node_from_claim_to_history(do: str, dsn: str, eyes: Eyes) -> None:
+    [(node, [id])] = put(eyes.conn, Made("waits.x", [{"do": do}]))
+    async with work(dsn, x):
+        await until(eyes.is_in(id, "completed"))
+    assert set(seen) == {node}
+    assert eyes.all(NODE_OF, id) == [(node,)]
+
+
+def later(conn: psycopg.Connection, id: int) -> None:
+    pgqueue.reschedule(conn, id, at=datetime.now(UTC) + timedelta(days=1))
+
+
+MOVES: dict[str, Callable[[psycopg.Connection, int], Any]] = {"cancel": pgqueue.cancel, "reschedule": later}
+
+
+@pytest.mark.promise("F377")
+@pytest.mark.parametrize("move", MOVES)
+def test_a_job_keeps_its_node_in_what_is_done_by_hand(move: str, dsn: str, eyes: Eyes) -> None:
+    [(node, [id])] = put(eyes.conn, Made())
+    with psycopg.connect(dsn) as conn:
+        MOVES[move](conn, id)
+    assert eyes.state(id) != "available"
+    assert eyes.all(NODE_OF, id) == [(node,)]
+    if move == "cancel":
+        with psycopg.connect(dsn) as conn:
+            pgqueue.retry(conn, id)
+        assert eyes.all("SELECT state, node FROM pgqueue.job WHERE id = %s", id) == [("available", node)]
+
+
+@pytest.mark.promise("F377")
+async def test_a_job_keeps_its_node_when_it_is_given_back_unblocked_promoted_and_rescued(dsn: str, eyes: Eyes) -> None:
+    """Two jobs of one lock; one that is due; one of a worker that died."""
+    made = put(eyes.conn, *[Made("waits.x") for _ in range(4)])
+    nodes, ids = [node for node, _ in made], [ids[0] for _, ids in made]
+    eyes.do(
+        "WITH gone AS (DELETE FROM pgqueue.job_available WHERE id = ANY (%s) RETURNING id, task, node) "
+        "INSERT INTO pgqueue.job_available (state, lock_key, id, task, node) SELECT 'available', 'a', gone.* FROM gone",
+        ids[:2],
+    )
+    eyes.do(
+        "WITH gone AS (DELETE FROM pgqueue.job_available WHERE id = %s RETURNING id, task, node) "
+        "INSERT INTO pgqueue.job_scheduled (state, run_at, id, task, node) SELECT 'scheduled', now(), gone.* FROM gone",
+        ids[2],
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.worker (id, lease, pid, concurrency, host, version_tag, queues, dead_at) "
+        "OVERRIDING SYSTEM VALUE VALUES (1000, '1 s', 1, 1, '', '', '{}', now())"
+    )
+    eyes.do(
+        "WITH gone AS (DELETE FROM pgqueue.job_available WHERE id = %s RETURNING id, task, node) "
+        "INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, id, task, node) "
+        "SELECT 'running', 1000, 1, now(), gone.* FROM gone",
+        ids[3],
+    )
+    async with work(dsn, x) as worker:
+        await worker.services.rescue.strays()
+        await until(eyes.done(4))
+    assert sorted(seen) == nodes  # type: ignore[type-var]
+    assert eyes.all("SELECT node FROM pgqueue.job WHERE id = ANY (%s) ORDER BY id", ids) == [(node,) for node in nodes]
