@@ -284,6 +284,7 @@ class Services:
         yield tidies("progress", self.progress.sweep)
         yield tidies("cursors", self.progress.sweep_cursors)
         yield tidies("unique_keys", self.pruner.keys)
+        yield tidies("flows", self.pruner.flows)
         yield from (tidies(what, partial(self.pruner.forget, what)) for what in pruner.FORGOTTEN)
         yield keeps("undeclared", self.undeclared_limits.look, pruner.ROUND_SECONDS, others=inf)
 

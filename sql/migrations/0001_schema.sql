@@ -627,7 +627,7 @@ COMMENT ON FUNCTION pgqueue.run_quantile IS
     'The run time in seconds that this share of a task''s attempts has not exceeded, in the last 24 hours.';
 
 -- Advance a ring whose current leaf is old enough (always, when forced): throw away the oldest leaf and write there
--- from now on, or do neither. Waits 50 ms at most for readers of history. True: advanced; false: not due; NULL: a
+-- from now on, or do neither. What flows still need of it is kept. Waits 50 ms at most for readers of history. True: advanced; false: not due; NULL: a
 -- reader is in the way.
 CREATE FUNCTION pgqueue.advance_ring(ring_kind text, forced boolean DEFAULT false) RETURNS boolean
     LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
@@ -641,6 +641,17 @@ BEGIN
         RETURN false;
     END IF;
     next_bin := (r.bin + 1) % r.leaves;
+    IF r.kind IN ('done', 'dead') THEN
+        -- No row of the leaf is taken back by a retry between the two statements. Readers are not held up by this lock.
+        EXECUTE format('LOCK TABLE pgqueue.%I IN SHARE ROW EXCLUSIVE MODE', 'job_' || r.kind || '_' || next_bin);
+        EXECUTE format($keep$
+            INSERT INTO pgqueue.flow_kept (node, id, state, result, reason)
+            SELECT abs(j.node), j.id, j.state, j.result, j.reason
+            FROM (SELECT DISTINCT abs(l.node) >> 20 AS id FROM pgqueue.%1$I l WHERE l.bin = %2$s AND l.node IS NOT NULL) AS f
+            JOIN pgqueue.%1$I j ON j.bin = %2$s AND j.node IS NOT NULL AND abs(j.node) >> 20 = f.id
+            WHERE pgqueue.flow_waits(f.id)
+            ON CONFLICT DO NOTHING $keep$, 'job_' || r.kind, next_bin);
+    END IF;
     EXECUTE format('TRUNCATE pgqueue.%I', CASE WHEN r.kind = 'attempt' THEN 'attempt_'
                                                WHEN r.kind IN ('minute', 'hour') THEN 'history_' || r.kind || '_'
                                                ELSE 'job_' || r.kind || '_' END || next_bin);
@@ -747,6 +758,16 @@ CREATE TABLE pgqueue.flow_kept (
     PRIMARY KEY (node, id)
 );
 COMMENT ON TABLE pgqueue.flow_kept IS 'How jobs of flows ended that history has forgotten, as long as a job of the flow waits.';
+
+-- Whether a job of this flow waits for its release.
+CREATE FUNCTION pgqueue.flow_waits(flow bigint) RETURNS boolean LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
+SET enable_indexonlyscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM pgqueue.job_blocked b
+                   WHERE b.node BETWEEN -((flow_waits.flow << 20) | 1048575) AND -((flow_waits.flow << 20) | 1));
+END $$;
+COMMENT ON FUNCTION pgqueue.flow_waits IS 'Whether a job of this flow waits for other jobs.';
 
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------

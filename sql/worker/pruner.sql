@@ -110,6 +110,37 @@ WITH walked AS MATERIALIZED (
 )
 SELECT (SELECT max(key) FROM walked), (SELECT count(*) FROM walked), (SELECT count(*) FROM removed), (SELECT count(*) FROM noted);
 
+-- name: pruner_flows
+-- Go on through the flows after `after`, n of them at most, those that are older than history keeps what completed. Forget those that have no
+-- job any more, with their nodes. Answers the last flow looked at (NULL: no more are that old), and what `forget_rows` does.
+WITH walked AS MATERIALIZED (
+    SELECT f.id, f.ctid FROM (SELECT f.id, f.enqueued_at, f.ctid FROM pgqueue.flow f WHERE f.id > %(after)s::bigint ORDER BY f.id LIMIT %(n)s::integer) AS f
+    WHERE f.enqueued_at < (SELECT pgqueue.now()) - (SELECT min(r.retention) FROM pgqueue.ring r WHERE r.kind IN ('done', 'dead'))
+), gone AS MATERIALIZED (
+    SELECT w.id, w.ctid FROM walked w
+    WHERE NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.node BETWEEN (w.id << 20) + 1 AND (w.id << 20) + 1048575)
+      AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.node BETWEEN -((w.id << 20) + 1048575) AND -((w.id << 20) + 1))
+), nodes AS (
+    DELETE FROM pgqueue.node n USING gone WHERE n.id BETWEEN (gone.id << 20) + 1 AND (gone.id << 20) + 1048575
+)
+SELECT (SELECT max(id) FROM walked HAVING count(*) = %(n)s::integer), f.*
+FROM pgqueue.forget_rows('pgqueue.flow', ARRAY(SELECT ctid FROM gone)) AS f;
+
+-- name: pruner_flow_kept
+-- Forget what was kept of flows in which no job waits any more. Jumps from flow to flow.
+WITH RECURSIVE kept (flow) AS (
+    (SELECT k.node >> 20 FROM pgqueue.flow_kept k ORDER BY k.node LIMIT 1)
+    UNION ALL
+    SELECT (SELECT k.node >> 20 FROM pgqueue.flow_kept k WHERE k.node > (kept.flow << 20) + 1048575 ORDER BY k.node LIMIT 1)
+    FROM kept WHERE kept.flow IS NOT NULL
+), over AS MATERIALIZED (
+    SELECT flow FROM kept WHERE flow IS NOT NULL AND NOT pgqueue.flow_waits(flow)
+)
+SELECT * FROM pgqueue.forget_rows('pgqueue.flow_kept', ARRAY(
+    SELECT k.ctid FROM over CROSS JOIN LATERAL (
+        SELECT k.ctid FROM pgqueue.flow_kept k WHERE k.node BETWEEN (over.flow << 20) + 1 AND (over.flow << 20) + 1048575
+    ) AS k LIMIT %(n)s::integer));
+
 -- name: pruner_audit
 -- Forget up to n of the oldest rows of the record: those older than so many `days`, and those beyond the newest `most`, by their numbers.
 WITH newest AS MATERIALIZED (

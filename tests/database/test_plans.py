@@ -42,7 +42,7 @@ WHOLE = {
     "sweep_due", "sweep_stuck",  # whether there is any at all; those that hold a key and wait
     "refused_list", "refused_retry",  # by hand
     "source_head",  # the end of an index, once for `pgqueue relay --once`
-    "pruner_waiters", "progress_sweep", "pruner_rates", "pruner_discarded_keys",  # tidy up, once a minute or an hour
+    "pruner_waiters", "progress_sweep", "pruner_rates", "pruner_discarded_keys", "pruner_flow_kept",  # tidy up, once a minute or an hour
 }  # fmt: skip
 """They read an index, or a table, from its beginning."""
 INDEXES = """
@@ -62,11 +62,12 @@ FILL = """
 """
 """Jobs in each state were there, and are gone, but for those that wait for a limit."""
 GROWS = re.compile(
-    r"job_(available|blocked|running|scheduled|cursor|progress|waiter|signal)|unique_key|discarded_key|limiter|outbox|outbox_refused|relayed"
+    r"job_(available|blocked|running|scheduled|cursor|progress|waiter|signal)|flow|node|flow_kept|unique_key|discarded_key"
+    r"|limiter|outbox|outbox_refused|relayed"
     r"|(job_done|job_dead|attempt)_\d+"
 )
 """Tables with a row for each job, or for each key."""
-COLUMNS = re.compile(r"\b(?:key|queue|id|uid|source|relayed_at|\w+_key|\w+_id|rank|pos|run_at|waiter)\b")
+COLUMNS = re.compile(r"\b(?:key|node|queue|id|uid|source|relayed_at|\w+_key|\w+_id|rank|pos|run_at|waiter)\b")
 MODES = (
     "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL plan_cache_mode = force_generic_plan"
 )

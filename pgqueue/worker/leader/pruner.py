@@ -37,6 +37,7 @@ LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
 BULKS_AT_ONCE = 100
 DISCARDED_MOST = 50_000
+FLOWS_MOST, FLOWS_SECONDS, KEPT_MOST = 1_000, 1.0, 50_000
 WORKERS_AT_ONCE, TICKS_AT_ONCE = 10_000, 20_000
 VERSION_DAYS, VERSIONS_MOST = 30, 1_000
 AHEAD_SECONDS = 3_600.0
@@ -53,10 +54,12 @@ FORGOTTEN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "operations_ended": ("bulk", "pruner_bulk", {"n": BULKS_AT_ONCE, "days": AUDIT_DAYS}),
     "versions": ("version_start", "pruner_versions", {"days": VERSION_DAYS, "most": VERSIONS_MOST}),
     "discarded_keys": ("discarded_key", "pruner_discarded_keys", {"n": DISCARDED_MOST}),
+    "kept_of_flows": ("flow_kept", "pruner_flow_kept", {"n": KEPT_MOST}),
 }
 """The duties that delete old rows, with the table and the statement: of waiting clients, of dead workers and what they
-have declared, of ticks, of rates at rest, of the record, of operations by filter, of versions, of discarded keys. A row
-that the application keeps, by a foreign key or a trigger, keeps no other row, and no other duty."""
+have declared, of ticks, of rates at rest, of the record, of operations by filter, of versions, of discarded keys, of
+flows in which no job waits any more. A row that the application keeps, by a foreign key or a trigger, keeps no other
+row, and no other duty."""
 
 
 class Pruner:
@@ -65,6 +68,7 @@ class Pruner:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._keys_after = ""
+        self._flows_after = 0
         self._ahead: dict[str, float] = {}
         """The rings that seem to have turned in a time to come, and since when, by `monotonic`."""
 
@@ -95,6 +99,17 @@ class Pruner:
             removed += gone
         if removed:
             log.info("unique keys: %d left over were removed", removed)
+
+    async def flows(self) -> None:
+        """Walk on through the flows for a second, from where the last round stopped. Forget those without a job."""
+        until = monotonic() + FLOWS_SECONDS
+        while True:
+            walk = self._session.link.statement("pruner_flows", after=self._flows_after, n=FLOWS_MOST)
+            [[(last, *answer)]] = await self._session.run(walk)
+            self._flows_after = last or 0
+            require_gone("flow", tuple(answer))
+            if last is None or monotonic() >= until:
+                return
 
     async def forget(self, what: str) -> None:
         """Delete old rows, one of FORGOTTEN."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -102,14 +103,10 @@ async def test_a_cancel_of_a_waiting_job_is_told_to_the_leader(dsn: str, eyes: E
 async def test_a_waiting_job_of_an_unknown_task_is_left_alone(dsn: str, eyes: Eyes) -> None:
     [(_, [first]), (_, [second])] = put(eyes.conn, Made("waits.none"), Made("waits.none", after=[0]))
     async with work(dsn, x, fail_unknown=0.01) as worker:
-
-        async def failed() -> bool:
-            await worker.services.unknown_tasks.look()
-            return eyes.state(first) == "failed"
-
         worker.services.releaser.look_at = lambda nodes: None  # type: ignore[method-assign]
-        look: Callable[[], Awaitable[bool]] = failed
-        await until(look)
+        async with asyncio.timeout(30):
+            while eyes.state(first) != "failed":
+                await worker.services.unknown_tasks.look()
         assert eyes.state(second) == "blocked"
 
 

@@ -1,0 +1,87 @@
+"""What a flow needs outlives history as long as a job of it waits; what no flow needs any more is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from flow_rows import Desk, Made, end, put
+from workers import Eyes
+
+from pgqueue.worker.leader import pruner
+from pgqueue.worker.leader.pruner import Pruner
+
+
+@pytest.fixture
+async def desk(dsn: str) -> AsyncIterator[Desk]:
+    made = Desk(dsn)
+    yield made
+    await made.close()
+
+
+def turn(eyes: Eyes, kind: str, leaves: int) -> None:
+    """Turn this history once around: no row is left of what has ended before."""
+    for _ in range(leaves):
+        assert eyes.one("SELECT pgqueue.advance_ring(%s, true)", kind)
+
+
+@pytest.mark.promise("F378")
+async def test_results_and_failures_outlive_history_while_a_job_waits(eyes: Eyes, desk: Desk) -> None:
+    (_, completed), (failed_node, [failed]), (last, [living]), (_, [waiting]), (_, [cancelled]) = put(
+        eyes.conn,
+        Made(jobs=[{}, {}]),
+        Made(),
+        Made(),
+        Made(after=[0, 2], after_end=[1], results={"got": (0, True)}),
+        Made(after=[1, 2]),
+    )
+    [(other, [plain])] = put(eyes.conn, Made())
+    end(eyes, *completed, result="7")
+    end(eyes, failed, state="failed")
+    end(eyes, plain, result="8")
+    turn(eyes, "done", 8)
+    turn(eyes, "dead", 16)
+    assert eyes.states() == {"available": 1, "blocked": 2}
+    assert eyes.all("SELECT node, id, state, result FROM pgqueue.flow_kept WHERE id <> %s ORDER BY id", failed) == [
+        (failed_node - 1, id, "completed", 7) for id in completed
+    ]
+    end(eyes, living)
+    await desk.look(last)
+    assert eyes.all("SELECT state, args FROM pgqueue.job WHERE id = %s", waiting) == [("available", {"got": [7, 7]})]
+    assert eyes.one("SELECT reason FROM pgqueue.job WHERE id = %s", cancelled) == "dependency"
+    assert eyes.one("SELECT count(*) FROM pgqueue.flow_kept WHERE node = %s", other) == 0
+
+
+@pytest.mark.promise("F378")
+async def test_what_no_flow_needs_is_forgotten(eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flows without a job, their nodes, what was kept of them; a flow with a job in history or alive stays."""
+    monkeypatch.setattr(pruner, "FLOWS_MOST", 3)
+    made = [put(eyes.conn, Made(), Made(after=[0])) for _ in range(10)]
+    for (node, [first]), _ in made[:9]:
+        end(eyes, first)
+        await desk.look(node)
+    turn(eyes, "done", 8)  # nothing waits any more in nine of them
+    assert eyes.one("SELECT count(*) FROM pgqueue.flow_kept") == 0
+    end(eyes, *[second for _, (_, [second]) in made[1:7]])
+    turn(eyes, "done", 8)
+    end(eyes, made[7][1][1][0])
+    eyes.do("UPDATE pgqueue.flow SET enqueued_at = now() - interval '30 days' WHERE id <> %s", made[8][0][0] >> 20)
+    end(eyes, made[8][1][1][0])
+    work = Pruner(desk.session)
+    await work.flows()
+    left = [made[at][0][0] >> 20 for at in (0, 7, 8, 9)]
+    assert [id for (id,) in eyes.all("SELECT id FROM pgqueue.flow ORDER BY id")] == left
+    assert eyes.all("SELECT DISTINCT id >> 20 FROM pgqueue.node ORDER BY 1") == [(id,) for id in left]
+
+
+@pytest.mark.promise("F378")
+async def test_what_was_kept_goes_when_no_job_of_the_flow_waits(eyes: Eyes, desk: Desk) -> None:
+    flows = [put(eyes.conn, Made(), Made(), Made(after=[0, 1])) for _ in range(2)]
+    end(eyes, *[first for (_, [first]), _, _ in flows])
+    turn(eyes, "done", 8)
+    assert eyes.one("SELECT count(*) FROM pgqueue.flow_kept") == 2
+    (_, [second]), (node, _) = flows[0][1], flows[0][1]
+    end(eyes, second)
+    await desk.look(node)
+    await Pruner(desk.session).forget("kept_of_flows")
+    assert eyes.all("SELECT node FROM pgqueue.flow_kept") == [(flows[1][0][0],)]
