@@ -365,11 +365,11 @@ SELECT {{claimed}} FROM (
 -- Whether a job of the node `x.node` lives. One snapshot has a living job in one partition. Read from the highest id: jobs end in the
 -- order of their ids, more or less. Scalar subqueries, of which the first that finds a job is the last that is read.
 coalesce(
-    (SELECT true FROM pgqueue.job_running j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
-    (SELECT true FROM pgqueue.job_available j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
-    (SELECT true FROM pgqueue.job_scheduled j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
-    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = x.node ORDER BY j.id DESC LIMIT 1),
-    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = -x.node ORDER BY j.id DESC LIMIT 1), false)
+    (SELECT true FROM pgqueue.job_running j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
+    (SELECT true FROM pgqueue.job_available j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
+    (SELECT true FROM pgqueue.job_scheduled j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
+    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
+    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = -x.node ORDER BY j.id DESC NULLS LAST LIMIT 1), false)
 
 -- name: key_after_first
 -- The first key after `after` that a job waits for, but for those of nodes, which are for the releaser.
@@ -383,7 +383,7 @@ coalesce((SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key 
 
 -- name: node_is_watched
 -- Whether a job waits for the node `x.node`.
-EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node)
+(SELECT true FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node LIMIT 1) IS TRUE
 
 -- name: node_failed
 -- The first job found that failed or was cancelled, of these nodes: an array `named.nodes`, with the numbers of both signs.

@@ -212,7 +212,9 @@ CREATE INDEX job_available_keyed ON pgqueue.job_available (queue, rank, pos NULL
     WHERE coalesce(lock_key, limit_key, rate_key) IS NOT NULL;
 CREATE INDEX job_available_limit_holds ON pgqueue.job_available (limit_key, coalesce(hold_pos, 9223372036854775807))
     WHERE holds AND limit_key IS NOT NULL;
-CREATE INDEX job_available_node ON pgqueue.job_available (node, id) WHERE node IS NOT NULL;
+
+-- NULLS FIRST: as above. A node is read from its highest id, in an order that no other index gives.
+CREATE INDEX job_available_node ON pgqueue.job_available (node, id NULLS FIRST) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_scheduled PARTITION OF pgqueue.job (
     run_at NOT NULL,
@@ -228,7 +230,7 @@ CREATE INDEX job_scheduled_lock_holds ON pgqueue.job_scheduled (lock_key, coales
     WHERE holds AND lock_key IS NOT NULL;
 CREATE INDEX job_scheduled_limit_holds ON pgqueue.job_scheduled (limit_key, coalesce(hold_pos, 9223372036854775807))
     WHERE holds AND limit_key IS NOT NULL;
-CREATE INDEX job_scheduled_node ON pgqueue.job_scheduled (node, id) WHERE node IS NOT NULL;
+CREATE INDEX job_scheduled_node ON pgqueue.job_scheduled (node, id NULLS FIRST) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_blocked PARTITION OF pgqueue.job (
     key NOT NULL,
@@ -256,7 +258,7 @@ CREATE INDEX job_blocked_line ON pgqueue.job_blocked (key, rank, id) WHERE key I
 
 -- As those of limits: a column of its own, because no line of all queues will do.
 CREATE INDEX job_blocked_rate_line ON pgqueue.job_blocked (substr(key, 6), queue, rank, id) WHERE left(key, 5) = 'rate:';
-CREATE INDEX job_blocked_node ON pgqueue.job_blocked (node, id) WHERE node IS NOT NULL;
+CREATE INDEX job_blocked_node ON pgqueue.job_blocked (node, id NULLS FIRST) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_running PARTITION OF pgqueue.job (
     worker_id NOT NULL,
@@ -271,7 +273,7 @@ CREATE INDEX job_running_worker ON pgqueue.job_running (worker_id, claim);
 CREATE INDEX job_running_lock ON pgqueue.job_running (lock_key, coalesce(hold_pos, 9223372036854775807)) WHERE lock_key IS NOT NULL;
 CREATE INDEX job_running_limit ON pgqueue.job_running (limit_key, coalesce(hold_pos, 9223372036854775807))
     WHERE limit_key IS NOT NULL;
-CREATE INDEX job_running_node ON pgqueue.job_running (node, id) WHERE node IS NOT NULL;
+CREATE INDEX job_running_node ON pgqueue.job_running (node, id NULLS FIRST) WHERE node IS NOT NULL;
 
 CREATE TABLE pgqueue.job_done PARTITION OF pgqueue.job (
     finished_at NOT NULL

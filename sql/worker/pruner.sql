@@ -118,8 +118,10 @@ WITH walked AS MATERIALIZED (
     WHERE f.enqueued_at < (SELECT pgqueue.now()) - (SELECT min(r.retention) FROM pgqueue.ring r WHERE r.kind IN ('done', 'dead'))
 ), gone AS MATERIALIZED (
     SELECT w.id, w.ctid FROM walked w
-    WHERE NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.node BETWEEN (w.id << 20) + 1 AND (w.id << 20) + 1048575)
-      AND NOT EXISTS (SELECT FROM pgqueue.job j WHERE j.node BETWEEN -((w.id << 20) + 1048575) AND -((w.id << 20) + 1))
+    -- Scalar subqueries: no plan turns them into a join that reads the tables.
+    WHERE coalesce(
+        (SELECT true FROM pgqueue.job j WHERE j.node BETWEEN (w.id << 20) + 1 AND (w.id << 20) + 1048575 LIMIT 1),
+        (SELECT true FROM pgqueue.job j WHERE j.node BETWEEN -((w.id << 20) + 1048575) AND -((w.id << 20) + 1) LIMIT 1)) IS NULL
 ), nodes AS (
     DELETE FROM pgqueue.node n USING gone WHERE n.id BETWEEN (gone.id << 20) + 1 AND (gone.id << 20) + 1048575
 )

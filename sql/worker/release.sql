@@ -47,7 +47,8 @@ WITH {{impatience}}, ended AS MATERIALIZED (
     SELECT p.node, p.waited_for, coalesce(n.after, ARRAY[p.waited_for]) AS after, coalesce(n.after_end, '{}') AS after_end,
         coalesce(n.after_failure, '{}') AS after_failure, n.results
     FROM (SELECT picked.node, min(picked.waited_for) AS waited_for FROM picked GROUP BY picked.node) AS p
-    LEFT JOIN pgqueue.node n ON n.id = p.node
+    LEFT JOIN LATERAL (
+        SELECT n.after, n.after_end, n.after_failure, n.results FROM pgqueue.node n WHERE n.id = p.node LIMIT 1) AS n ON true
 ), lists AS MATERIALIZED (
     SELECT after, after_end, after_failure, min(waited_for) AS waited_for FROM asked GROUP BY after, after_end, after_failure
 ), judged AS MATERIALIZED (
@@ -154,7 +155,8 @@ WITH {{impatience}}, ended AS MATERIALIZED (
              ELSE 'dependency: job ' || failed_id || ' of ' || coalesce('node ' || quote_literal(n.name), 'node ' || (failed_node & 1048575))
                   || ' failed or was cancelled' END,
         %(version_tag)s::text
-    FROM went LEFT JOIN pgqueue.node n ON n.id = went.failed_node WHERE verdict IN ('cancelled', 'failed')
+    FROM went LEFT JOIN LATERAL (SELECT n.name FROM pgqueue.node n WHERE n.id = went.failed_node LIMIT 1) AS n ON true
+    WHERE verdict IN ('cancelled', 'failed')
 ), dead AS (
     INSERT INTO pgqueue.job_dead (state, finished_at, bin, reason, version_tag, {{attempts}}, {{job}})
     SELECT verdict, pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),

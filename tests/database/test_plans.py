@@ -42,7 +42,8 @@ WHOLE = {
     "sweep_due", "sweep_stuck",  # whether there is any at all; those that hold a key and wait
     "refused_list", "refused_retry",  # by hand
     "source_head",  # the end of an index, once for `pgqueue relay --once`
-    "pruner_waiters", "progress_sweep", "pruner_rates", "pruner_discarded_keys", "pruner_flow_kept",  # tidy up, once a minute or an hour
+    "pruner_waiters", "progress_sweep", "pruner_rates", "pruner_discarded_keys",
+    "pruner_flow_kept",  # tidy up, once a minute or an hour
 }  # fmt: skip
 """They read an index, or a table, from its beginning."""
 INDEXES = """
