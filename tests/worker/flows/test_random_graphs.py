@@ -52,7 +52,8 @@ def graph(random: Random) -> list[Made]:
         for before in random.sample(range(place), min(place, random.randint(0, 4))):
             lists[random.choice((0, 0, 1, 2))].append(before)
         jobs = [{"fails": random.random() < 0.15} for _ in range(random.randint(1, 3))]
-        made.append(Made("x", jobs, *lists))
+        after, after_end, after_failure = lists
+        made.append(Made("x", jobs, after, after_end, after_failure))
     return made
 
 
