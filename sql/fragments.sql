@@ -84,7 +84,7 @@ octet_length(pgqueue.text_of(result)) AS result_size
 id, state, queue, task, priority, enqueued_at, run_at, started_at, finished_at, deadline, attempt, max_attempts, crashes, snoozes, worker_id,
 left(version_tag, 1000) AS version_tag, left(lock_key, 1000) AS lock_key, left(limit_key, 1000) AS limit_key,
 left(rate_key, 1000) AS rate_key, left(key, 1000) AS key, left(unique_key, 1000) AS unique_key,
-left(idempotency_key, 1000) AS idempotency_key, left(reason, 10000) AS reason,
+left(idempotency_key, 1000) AS idempotency_key, left(reason, 10000) AS reason, abs(node) >> 20 AS flow, abs(node) & 1048575 AS node,
 CASE WHEN args_size <= 2097152 AND has_room THEN pgqueue.text_of(args)
      ELSE json_build_object('pgqueue', 'not shown: ' || coalesce(args_size::text, 'more than 1000000000') || ' bytes')::text
 END AS args,
@@ -811,6 +811,7 @@ SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(enqueued_at), '{
 -- Whether a job fits a search. What it asks of attempts is asked for all jobs of `looked` at once.
 pgqueue.fits(state, {{awaits_attempt}}, queue, task, finished_at, %(states)s::text[], %(queue)s::text, %(task)s::text, NULL)
       AND id <> ALL (%(but)s::bigint[])
+      AND (%(flow)s::bigint IS NULL OR abs(node) >> 20 = %(flow)s::bigint)
       AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
       AND (%(since)s::text IS NULL OR enqueued_at >= %(since)s::text::timestamptz)
       AND (%(until)s::text IS NULL OR enqueued_at < %(until)s::text::timestamptz)

@@ -75,6 +75,7 @@ def cancel(
     state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
+    flow: int | None = None,
     limit: int | None = None,
     reason: str = BY_HAND,
     actor: str | None = None,
@@ -87,14 +88,15 @@ def cancel(
     state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
+    flow: int | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
     actor: str | None = None,
 ) -> Steps[list[Answer]]:
     """Cancel jobs, with this transaction's COMMIT: waiting jobs end at once, running jobs are stopped.
 
     Give ids, or a filter for jobs: `state`, one or several (default: the four live states), `queue`, `task` (its
-    name), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a
-    transaction.
+    name), `flow` (its id), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode
+    each is a transaction.
 
     Each statement that changes jobs is a row of the record (`audit`), by `actor`, else by the role of the connection.
 
@@ -113,7 +115,7 @@ def cancel(
         pgqueue.cancel(conn, job.id, reason="order withdrawn")
         pgqueue.cancel(conn, queue="mail", state="retrying")  # scheduled for another attempt
     """
-    asked = filtered(ids, LIVE, (RETRYING,), state=state, queue=queue, task=task, limit=limit)
+    asked = filtered(ids, LIVE, (RETRYING,), state=state, queue=queue, task=task, flow=flow, limit=limit)
     return _found(_cancelling(ids, asked, reason, actor), asked)
 
 
@@ -130,6 +132,7 @@ def retry(
     state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
+    flow: int | None = None,
     limit: int | None = None,
     again: bool = False,
     actor: str | None = None,
@@ -142,14 +145,16 @@ def retry(
     state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
+    flow: int | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
     actor: str | None = None,
 ) -> Steps[list[Answer]]:
     """Run failed or cancelled jobs again, with this transaction's COMMIT: available at once, at the end of their lane.
 
     Give ids, or a filter for jobs: `state`, one or several (default: failed and cancelled), `queue`, `task` (its
-    name), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode each is a
-    transaction. Otherwise all are one transaction, which locks all jobs and their unique keys before it changes one.
+    name), `flow` (its id), and `limit` for the oldest of them. A statement changes up to 1,000 jobs; in autocommit mode
+    each is a transaction. Otherwise all are one transaction, which locks all jobs and their unique keys before it
+    changes one.
 
     A failed or cancelled job keeps its id and its attempts, and may make at least one more. Its crashes and its reason
     are forgotten. A deadline that has passed is dropped. If it had a unique key, it takes the key again.
@@ -162,7 +167,7 @@ def retry(
 
         pgqueue.retry(conn, state="failed", task="mail.send")
     """
-    asked = _retried(ids, again, state=state, queue=queue, task=task, limit=limit)
+    asked = _retried(ids, again, state=state, queue=queue, task=task, flow=flow, limit=limit)
     return _found(_retrying(ids, asked, again, alone(conn), actor), asked)
 
 
@@ -179,6 +184,7 @@ def discard(
     state: str | Iterable[str] | None = None,
     queue: str | None = None,
     task: str | None = None,
+    flow: int | None = None,
     older_than: float | timedelta | None = None,
     limit: int | None = None,
     actor: str | None = None,
@@ -190,6 +196,7 @@ def discard(
     state: str | Iterable[str] | None = LEFT_OUT,
     queue: str | None = LEFT_OUT,
     task: str | None = LEFT_OUT,
+    flow: int | None = LEFT_OUT,
     older_than: float | timedelta | None = LEFT_OUT,
     limit: int | None = LEFT_OUT,
     actor: str | None = None,
@@ -197,18 +204,18 @@ def discard(
     """Delete jobs that have ended, with their attempts, arguments and results, with this transaction's COMMIT.
 
     Give ids, or a filter for jobs: `state`, one or several (default: those of ended jobs), `queue`, `task` (its name),
-    `older_than` (they ended longer ago), and `limit` for the oldest of them. A statement deletes up to 1,000 jobs; in
-    autocommit mode each is a transaction.
+    `flow` (its id), `older_than` (they ended longer ago), and `limit` for the oldest of them. A statement deletes up to
+    1,000 jobs; in autocommit mode each is a transaction.
 
     A job that has not ended is not deleted: cancel it first. A unique key or an idempotency key that still holds goes
     on answering with the id of the deleted job until it expires; else the same request would be a new job.
 
-    There is one answer for each job, in order: `discarded`, or `alive` (see `.state`). Recorded, and raises, as
-    `cancel`.
+    There is one answer for each job, in order: `discarded`, `alive` (see `.state`), or `needed`: another job of its
+    flow still waits. Recorded, and raises, as `cancel`.
 
         pgqueue.discard(conn, task="mail.send", older_than=timedelta(days=2))
     """
-    asked = _discarded(ids, state=state, queue=queue, task=task, older_than=older_than, limit=limit)
+    asked = _discarded(ids, state=state, queue=queue, task=task, flow=flow, older_than=older_than, limit=limit)
     return _found(_discarding(ids, asked, actor), asked)
 
 
@@ -313,6 +320,8 @@ def discarding(ids: Iterable[int], by: By) -> Steps[list[Answer]]:
             return Answer(id, "discarded", state)
         if state in LIVE:
             return Answer(id, "alive", state)
+        if state == "needed":
+            return Answer(id, "needed", None)
         return Answer(id, "missing", None) if state is None else None
 
     older = None if by.asked is None else by.asked.older_than

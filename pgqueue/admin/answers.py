@@ -68,6 +68,11 @@ WORDS: Mapping[str, Words] = {
         "Nothing was done: another job has its unique key.",
         "left out: another job has its unique key",
     ),
+    "needed": Words(
+        "was not discarded: another job of its flow still waits",
+        "Nothing was done: another job of its flow still waits.",
+        "left out: another job of its flow still waits",
+    ),
     "discarded": Words("discarded", "The job is deleted, with its attempts.", "is deleted, with its attempts"),
     "rescheduled": Words("is rescheduled", "The job has a new time.", "has a new time"),
     "running": Words("runs already: it cannot be rescheduled", "Nothing was done: the job runs already."),

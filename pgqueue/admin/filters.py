@@ -21,6 +21,7 @@ from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.codec import json_object
+from pgqueue.jobs.nodes import FLOW_HIGHEST
 from pgqueue.jobs.states import RETRYING
 from pgqueue.jobs.values import (
     check_id,
@@ -60,6 +61,7 @@ class Criteria(TypedDict, total=False):
     error: str | None
     since: datetime | None
     until: datetime | None
+    flow: int | None
     limit: int
     after: int | str | None
 
@@ -69,6 +71,7 @@ class Filter:
     """All jobs in one of these states for which each part holds that is given. `pgqueue.fits` is what that means.
 
     - `queue`, `task`: of this queue, of this task.
+    - `flow`: of this flow. Operations do not ask for it.
     - `limit`: only so many, the oldest; in a list the first ones of its order.
     - `older_than`: only those that ended more than so many seconds ago. Lists do not ask for it.
     - `only`: of these jobs. Only operations ask for it.
@@ -88,12 +91,14 @@ class Filter:
     error: str | None = None
     since: str | None = None
     until: str | None = None
+    flow: int | None = None
 
     def named(self) -> dict[str, object]:
         """The parts that choose, as the record keeps them."""
         parts = {
             "queue": self.queue,
             "task": self.task,
+            "flow": self.flow,
             "limit": self.limit,
             "older_than": self.older_than,
             "error_type": self.error_type,
@@ -119,7 +124,7 @@ class Filter:
     def searched(self) -> dict[str, object]:
         """The parameters of the fragment `job_fits`: what a list asks for."""
         parts = {name: getattr(self, name) for name in OF_LISTS}
-        return {"states": list(self.states), "queue": self.queue, "task": self.task} | parts
+        return {"states": list(self.states), "queue": self.queue, "task": self.task, "flow": self.flow} | parts
 
 
 def filtered(named: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
@@ -133,7 +138,9 @@ def filtered(named: Sequence[int], states: Sequence[str], others: Sequence[str] 
     if named:
         raise InvalidOption(f"give ids, or a filter ({', '.join(said)}); not both")
     if all(value is None for name, value in said.items() if name != "limit"):
-        *most, last = [name for name in ("state", "queue", "task", "older_than", "error_type", "ids") if name in given]
+        *most, last = [
+            name for name in ("state", "queue", "task", "flow", "older_than", "error_type", "ids") if name in given
+        ]
         raise InvalidOption(f"this filter would choose all jobs: give at least one of {', '.join(most)} and {last}")
     queue, task, limit = (said.get(name) for name in ("queue", "task", "limit"))
     if queue is not None:
@@ -159,7 +166,9 @@ def _filter(states: Sequence[str], others: Sequence[str], given: Mapping[str, An
     named = check_states(given.get("state"), (*states, *others))
     for each in ("queue", "task", "key", "error_type", "error"):
         check_text(given.get(each), each)
-    worker, args, older_than = (given.get(name) for name in ("worker", "args", "older_than"))
+    worker, args, older_than, flow = (given.get(name) for name in ("worker", "args", "older_than", "flow"))
+    if flow is not None and not whole(flow, 1, FLOW_HIGHEST):
+        raise InvalidOption(f"flow {flow!r:.80}: give the id of a flow, as handle.id")
     if worker is not None and not whole(worker, 1):
         raise InvalidOption(f"worker {worker!r:.80}: give the id of a worker, a whole number")
     return Filter(
@@ -171,6 +180,7 @@ def _filter(states: Sequence[str], others: Sequence[str], given: Mapping[str, An
         worker=worker,
         since=check_moment(given.get("since"), "since"),
         until=check_moment(given.get("until"), "until"),
+        flow=flow,
         **{name: given.get(name) for name in ("queue", "task", "key", "error_type", "error")},
     )
 
@@ -183,13 +193,17 @@ def _only(ids: Iterable[int]) -> tuple[int, ...]:
 
 
 def finding(asked: Filter) -> Steps[list[int]]:
-    """The ids of the jobs that fit, oldest first. Each statement looks at up to 20,000 rows."""
+    """The ids of the jobs that fit, oldest first. Each statement looks at up to 20,000 rows, or at those of a flow."""
     schema, _ = client()
     found: list[int] = []
     after: int | None = 0
     while after is not None and (asked.limit is None or len(found) < asked.limit):
-        params = asked.params() | {"after": after, "most": WALKED_MOST}
-        [(ids, after)] = yield Statement(text("filters_matching", schema), params, list)
+        params = asked.params()
+        if asked.flow is None:
+            walk = Statement(text("filters_matching", schema), params | {"after": after, "most": WALKED_MOST}, list)
+        else:
+            walk = Statement(text("filters_of_flow", schema), params | {"flow": asked.flow}, list)
+        [(ids, after)] = yield walk
         found += json.loads(ids)
     return found[: asked.limit]
 

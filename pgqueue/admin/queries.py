@@ -77,6 +77,7 @@ class JobInfo:
     """A job in the database. Times are UTC, by the database's clock.
 
     `reason` says why it has failed, was cancelled, or waits for another attempt. `key` is what a blocked job waits for.
+    `flow` is the id of its flow, and `node` the number of its node there; None for a job of no flow.
     `progress` is the last one a running job reported. `attempts` are those that did not complete, oldest first; `find`
     leaves them empty. If arguments, headers or a result are too large to be shown, or cannot be read, they are an
     object with one key, `pgqueue`, that says so.
@@ -106,6 +107,8 @@ class JobInfo:
     key: str | None
     unique_key: str | None
     idempotency_key: str | None
+    flow: int | None
+    node: int | None
     progress: JobProgress | None
     reason: str | None
     result: Any
@@ -224,6 +227,8 @@ def find(conn: object, **asked: Unpack[Criteria]) -> Steps[list[JobInfo]]:
       without an exception it is the outcome, such as `"crashed"`.
     - `error`: the text stands in the reason, or in the error of an attempt; upper and lower case are alike.
     - `since`, `until`: enqueued at that time or later, and before that time.
+    - `flow`: the id of a flow, whose jobs it has. Then only these are looked at, the highest id first whatever `state`
+      says, and `after` is an id.
     - `after`: what `search` returned as `Page.after`; only jobs behind that place are looked at.
 
     The states decide the order. Scheduled jobs alone: by the time at which they are due, the first one first. Ended
@@ -340,7 +345,7 @@ def _searching(walk: Statement[Page], asked: Filter, schema: str, after: int | s
     limit = asked.limit or LISTED
     held = tuple(map(_job, json.loads(found)))[:limit]
     if after is None and len(held) == limit:
-        return Page(held, None, _FIRST[_order(asked.states)])
+        return Page(held, None, _FIRST[_order(asked)])
     first = () if after is not None else held
     walk = newest(replace(asked, limit=limit - len(first)), schema, after, tuple(job.id for job in held), room)
     page = yield walk
@@ -352,7 +357,7 @@ def newest(
 ) -> Statement[Page]:
     """The statement that asks for the newest jobs that fit, behind the place `after`, without those of the ids in
     `but`; their values take `room` bytes at most."""
-    states, limit, order = {*asked.states}, asked.limit or LISTED, _order(asked.states)
+    states, limit, order = {*asked.states}, asked.limit or LISTED, _order(asked)
     params = asked.searched() | {
         "parts": [
             part
@@ -364,15 +369,16 @@ def newest(
         "most": SEARCHED_MOST,
         "room": room,
     }
-    name, place = _from(order, after)
+    name, place = _from(order, after) if asked.flow is None else _of_flow(after)
     return Statement(text(name, schema), params | place, lambda rows: _page(rows, limit, order))
 
 
-def _order(states: Iterable[str]) -> str:
+def _order(asked: Filter) -> str:
     """The column that orders the jobs of these states. Each one has an index in this order, so a page is short work."""
-    if set(states) <= {"scheduled", RETRYING}:
+    states = set(asked.states)
+    if states <= {"scheduled", RETRYING} and asked.flow is None:
         return "run_at"
-    return "finished_at" if set(states) <= {*ENDED} else "id"
+    return "finished_at" if states <= {*ENDED} and asked.flow is None else "id"
 
 
 _FIRST: Mapping[str, int | str] = {
@@ -395,6 +401,11 @@ def _from(order: str, after: int | str | None) -> tuple[str, dict[str, object]]:
     if found is None or int(found[2]) > HIGHEST_ID:
         raise InvalidOption(f"after {after!r}: jobs of these states are in the order of {order}; give Page.after")
     return f"{name}_after", {"at": found[1], "after": int(found[2])}
+
+
+def _of_flow(after: int | str | None) -> tuple[str, dict[str, object]]:
+    """As `_from`, for the jobs of a flow."""
+    return "queries_flow", {"after": None if after is None else check_id(after, "after")}
 
 
 def standing(schema: str, found: Measured | None = None) -> Steps[Status]:

@@ -16,6 +16,7 @@ from pgqueue.cli.exit_codes import NO, No
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Whole
 from pgqueue.cli.tables import span
+from pgqueue.jobs.nodes import FLOW_HIGHEST
 from pgqueue.jobs.values import HIGHEST_ID
 from pgqueue.plain_text import plain, plural
 
@@ -30,13 +31,18 @@ Changing = Callable[[Iterable[int], "By"], "Steps[list[Answer]]"]
 """What is done to the jobs of these ids, and what the record says of it."""
 
 
-def choosing(states: Sequence[str], *, only: bool = False) -> Callable[[F], F]:
-    """Add --state, one or several of these, --queue and --task. `only`: they leave out jobs of a list."""
+def choosing(states: Sequence[str], *, only: bool = False, flow: bool = True) -> Callable[[F], F]:
+    """Add --state, one or several of these, --queue, --task and, if asked, --flow. `only`: they leave out jobs of a
+    list."""
     these, of = ("Only these", "Only of") if only else ("All of these", "All of")
     state = click.Choice(tuple(states))
     said = f"{these}, repeatable: {', '.join(states)}."
 
     def add(command: F) -> F:
+        if flow:
+            command = click.option(
+                "--flow", metavar="ID", type=Whole(1, FLOW_HIGHEST), help=f"{of} this flow, see pgqueue flows."
+            )(command)
         command = click.option("--task", help=f"{of} this task.")(command)
         command = click.option("--queue", help=f"{of} this queue.")(command)
         return click.option("--state", type=state, metavar="STATE", multiple=True, help=said)(command)
@@ -78,7 +84,7 @@ def act(verb: str, given: dict[str, Any], steps: Changing, *, again: bool = Fals
 
     ids, chosen = list(given["ids"]), read(given)
     if bool(ids) is bool(chosen.keys() - {"limit"}) or (ids and chosen):
-        raise click.UsageError("give IDs, or choose with --state, --queue, --task")
+        raise click.UsageError("give IDs, or choose with --state, --queue, --task, --flow")
     states, others = STATES[verb]
     asked = filtered(ids, states, others if again or verb != "retry" else (), **chosen)
     with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
@@ -116,4 +122,10 @@ def _jobs(count: int) -> str:
 def _of(asked: Filter) -> str:
     task = f" of task {plain(asked.task)}" if asked.task else ""
     queue = f" in queue {plain(asked.queue)}" if asked.queue else ""
-    return task + queue + ("" if asked.older_than is None else f" that ended more than {span(asked.older_than)} ago")
+    flow = "" if asked.flow is None else f" of flow {asked.flow}"
+    return (
+        task
+        + queue
+        + flow
+        + ("" if asked.older_than is None else f" that ended more than {span(asked.older_than)} ago")
+    )

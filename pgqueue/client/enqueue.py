@@ -187,12 +187,17 @@ def many(
     return Statement(text("enqueue_many_now", schema), params, _handles)
 
 
-def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> Statement[Any]:
-    """The statement that enqueues these jobs as successors: at least one, with keys or without. Its answer means
-    nothing."""
-    if has_keys(jobs):
-        return unique_enqueue.following(jobs, schema=schema, notify=notify)
-    return many(jobs, schema=schema, notify=notify)
+def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> list[Statement[Any]]:
+    """The statements that enqueue these jobs as successors, with keys or without, and those that are added to a node of
+    a flow. Their answers mean nothing."""
+    made: list[Statement[Any]] = []
+    if others := [job for job in jobs if job.node is None]:
+        way: Callable[..., Statement[Any]] = unique_enqueue.following if has_keys(others) else many
+        made.append(way(others, schema=schema, notify=notify))
+    if added := [job for job in jobs if job.node is not None]:
+        params = columns(added) | {"node": added[0].node, "notify": notify}
+        made.append(Statement(text("enqueue_added", schema), params, list))
+    return made
 
 
 def _one(job: NewJob[R]) -> Statement[JobHandle[R]]:

@@ -33,9 +33,6 @@ from pgqueue.jobs.headers import with_delay
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.nodes import Node
 
-NODE_BITS = 20
-"""The id of a node is that of its flow, shifted left by so many bits, and the node's number."""
-
 
 @dataclass(frozen=True, slots=True)
 class FlowHandle:

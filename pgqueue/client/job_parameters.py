@@ -116,9 +116,9 @@ def key_columns(jobs: Sequence[NewJob[Any]]) -> dict[str, object]:
 
 
 is_plain: Callable[[NewJob[Any]], bool] = compiled(
-    "lambda job: " + " and ".join(f"job.{name} is None" for name in [*_LATER, "results"]), {}
+    "lambda job: " + " and ".join(f"job.{name} is None" for name in [*_LATER, "results", "node"]), {}
 )
-"""Whether the job may run at once, has no deadline, lock, limit or rate, and waits for no result."""
+"""Whether the job may run at once, has no deadline, lock, limit or rate, and is of no flow."""
 
 
 def has_keys(jobs: Sequence[NewJob[Any]]) -> bool:

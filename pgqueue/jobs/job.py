@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from math import isfinite
@@ -27,7 +27,7 @@ from pgqueue.jobs.context import NO_CONTEXT, AnySource, Source
 from pgqueue.jobs.cron import tick_of
 from pgqueue.jobs.headers import TIMEOUT, timeout_of, waits_of, with_parent
 from pgqueue.jobs.keys import Keys
-from pgqueue.jobs.nodes import NodeResult, refuse_results
+from pgqueue.jobs.nodes import NODE_BITS, NodeResult, refuse_results
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
 from pgqueue.jobs.values import EPOCH, whole
@@ -60,6 +60,7 @@ class NewJob(msgspec.Struct, Generic[R_co], frozen=True):
     rate_key: str | None = None  # the rate's name, or name:key
     keys: Keys | None = None
     results: dict[str, NodeResult] | None = None  # parameters that get the result of a node: of a job of a flow only
+    node: int | None = None  # of a job that a running job has added to its own node
 
 
 class Enqueueable(Protocol[P, R_co]):
@@ -254,6 +255,14 @@ class Job:
         return node
 
     @property
+    def flow(self) -> int | None:
+        """The id of its flow; None for a job of no flow.
+
+        print(job.flow)
+        """
+        return None if self.node is None else self.node >> NODE_BITS
+
+    @property
     def unique_key(self) -> str | None:
         """Its unique key; None without a unique key."""
         return None if self._row[16] is None else msgspec.json.decode(self._row[16])[0]
@@ -303,11 +312,39 @@ class Job:
             raise InvalidArguments(
                 f"{task!r} is not a task: declare it with @pgqueue.task, or use pgqueue.remote(name)"
             )
+        self._follow("enqueue", lambda: make(*args, **kwargs))
+
+    def add(self, new: NewJob[Any], /) -> None:
+        """Add a job to the node of this one in its flow: what waits for the node waits for that job, too.
+
+        It is written together with this job's completion, and dropped in any other case, as by `enqueue`. So the node
+        has not ended in between.
+
+        Raises InvalidOption if this job is of no flow, or the new one has a unique key or takes the result of a node;
+        InvalidArguments if it is no job.
+
+            job.add(crawl.new(link))
+        """
+        if not isinstance(new, NewJob):
+            raise InvalidArguments(f"job.add takes what task.new(…) returns, not {type(new).__qualname__}")
+        if self.node is None:
+            raise InvalidOption(
+                f"job {self.id} ({self.task}) is of no flow, so there is no node to add a job to; use job.enqueue"
+            )
+        if new.keys is not None:
+            raise InvalidOption(
+                f"task {new.task!r}: a job that is added to a node has no unique key: another job could have it, and "
+                "the node would end without this one"
+            )
+        self._follow("add", lambda: msgspec.structs.replace(new, node=self.node))
+
+    def _follow(self, how: str, make: Callable[[], NewJob[Any]]) -> None:
+        """Keep a job that is to be written with the completion."""
         if self.context.over:
-            raise self.context._refusal(self, "enqueue()")
+            raise self.context._refusal(self, f"{how}()")
         if self.written:
-            raise Error(f"job {self.id} ({self.task}): enqueue before job.complete(conn): that writes the successors")
-        new = make(*args, **kwargs)
+            raise Error(f"job {self.id} ({self.task}): {how} before job.complete(conn): that writes the successors")
+        new = make()
         refuse_results([new])
         new = msgspec.structs.replace(new, headers=with_parent(new.headers, self.id))
         new = self.context.successor(new)

@@ -29,8 +29,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 AFTER_MOST = 10_000
 """The most nodes that one node may wait for."""
-NODES_MOST = (1 << 20) - 1
-"""The most nodes of a flow: their numbers have 20 bits."""
+NODE_BITS = 20
+"""The id of a node is that of its flow, shifted left by so many bits, and the node's number."""
+NODES_MOST = (1 << NODE_BITS) - 1
+"""The most nodes of a flow."""
+FLOW_HIGHEST = (1 << 63 - NODE_BITS) - 1
 FEWER = "jobs that are waited for together are one node: flow.add_many(…)"
 
 

@@ -118,6 +118,7 @@ def reading(new_job: Any) -> Callable[..., Any]:
         "priority": "check_priority(said.priority)",
         "delay": "None",
         "results": "None",
+        "node": "None",
     }
     read |= {name: name for name in ("task", "args", "headers", "run_at", "deadline", "keys")}
     said = ", ".join(read.get(name, f"said.{name}") for name in new_job.__struct_fields__)

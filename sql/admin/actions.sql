@@ -85,6 +85,7 @@ FROM pgqueue.lock_keys(ARRAY(SELECT json_array_elements_text(%(keys)s::text::jso
 -- were locked (NULL: in none), and whether it was deleted. A job that has ended and was not deleted is to be asked for anew.
 -- If an id stands twice, both rows go; if one of them lives, none.
 -- A key that still holds goes on answering: its hash is kept until it expires. Other keys of the jobs go.
+-- A job of a flow in which another one waits is left alone; its state is then answered as `needed`.
 -- Locks the jobs in the order of their ids, then the keys in theirs, as a retry does. Waits for transactions that have one of them just now.
 -- If a filter has chosen jobs that ended more than `older` seconds ago (NULL: it has not), one that has ended anew is left alone, as if it
 -- were in no state.
@@ -94,9 +95,10 @@ WITH locked AS MATERIALIZED (
     SELECT l.id, l.state, l.locked FROM locked AS l
     WHERE %(older)s::float8 IS NULL OR NOT l.locked OR l.finished_at < (SELECT pgqueue.now()) - make_interval(secs => %(older)s::float8)
 ), done AS MATERIALIZED (
-    SELECT d.id, d.discarded FROM pgqueue.discard_ended(ARRAY(SELECT DISTINCT id FROM seen WHERE locked ORDER BY id)) AS d
+    SELECT d.id, d.discarded, d.state FROM pgqueue.discard_ended(ARRAY(SELECT DISTINCT id FROM seen WHERE locked ORDER BY id)) AS d
 ), found AS MATERIALIZED (
-    SELECT asked.id, seen.state, coalesce(bool_or(done.discarded), false) AS discarded
+    SELECT asked.id, CASE WHEN bool_or(done.state = 'needed') THEN 'needed' ELSE seen.state END AS state,
+        coalesce(bool_or(done.discarded), false) AS discarded
     FROM unnest(%(ids)s::text::bigint[]) AS asked (id) LEFT JOIN seen ON seen.id = asked.id LEFT JOIN done ON done.id = asked.id
     GROUP BY asked.id, seen.state
 ), recorded AS (

@@ -160,6 +160,7 @@ WITH {{bulk_picked}}, {{bulk_asked}}, discarded AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     SELECT f.id, CASE WHEN f.id IN (SELECT id FROM discarded WHERE discarded) THEN 'discarded'
                       WHEN f.id IN (SELECT id FROM discarded WHERE state IN ('available', 'scheduled', 'blocked', 'running')) THEN 'alive'
+                      WHEN f.id IN (SELECT id FROM discarded WHERE state = 'needed') THEN 'needed'
                       ELSE {{bulk_left}} END AS did
     FROM fitting AS f
 ), {{bulk_stepped}}

@@ -63,6 +63,22 @@ FROM (
     {{found_shown}}
 ) AS shown;
 
+-- name: queries_flow
+-- As `queries_find`, among the jobs of a flow, below the id `after` if there is one. Of a flow with more than `most` jobs it looks at those
+-- of the last nodes.
+WITH walked AS MATERIALIZED (
+    SELECT * FROM pgqueue.flow_rows(%(flow)s::bigint, %(after)s::bigint, %(most)s::integer) ORDER BY id DESC LIMIT %(most)s::integer
+), looked AS MATERIALIZED (
+    {{looked_at}} FROM walked
+), found AS MATERIALIZED (
+    SELECT * FROM walked WHERE {{job_fits}} ORDER BY id DESC LIMIT %(n)s::integer
+)
+SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text,
+       CASE WHEN count(*) < %(n)s::integer THEN (SELECT json_build_array(count(*), min(id))::text FROM walked) END
+FROM (
+    {{found_shown}}
+) AS shown;
+
 -- name: queries_find_after
 -- As `queries_find`, below the id `after`. A statement of its own: that condition looks as if it left few rows, so a table that was never
 -- analysed might be sorted.

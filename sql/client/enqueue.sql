@@ -52,6 +52,16 @@ SELECT
      FROM string_to_table(%(heard)s::text, E'\n') AS heard (queue))
 FROM added
 
+-- name: enqueue_added
+-- As `enqueue_many_later`, for jobs that a running job adds to its own node of a flow, in the transaction of its end.
+WITH added AS (
+    INSERT INTO pgqueue.job (state, rank, node, {{new_job}})
+    SELECT {{first_state}}, 2 * priority + 1, %(node)s::bigint, {{new_job}}
+    FROM (SELECT {{line_values}} FROM ROWS FROM ({{lines}}) AS line ({{line_names}})) AS asked
+    RETURNING id, {{channel}} AS heard
+)
+SELECT array_agg(id), {{tell_channels}} FROM added
+
 -- name: enqueue_many_later
 -- The same for a batch in which some jobs have a time to start, a deadline or a key (as JSON: it may have line breaks). A job is
 -- available if its time has come, or if it has none.

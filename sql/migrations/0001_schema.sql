@@ -2747,7 +2747,8 @@ COMMENT ON FUNCTION pgqueue.lock_ended IS
     'Part of a retry or a discard by hand: for no other caller.';
 
 -- Delete jobs that have ended, with their attempts, cursors and progress. A row for each id: its state as this
--- statement's snapshot had it (NULL: in none), and whether it was deleted. See `actions_discard`.
+-- statement's snapshot had it (NULL: in none), and whether it was deleted. See `actions_discard`. A job of a flow in
+-- which another one waits is left alone, and its state is answered as `needed`.
 --
 -- A key is deleted by its name. Once it is locked, the row of the key names this job, whichever version of it there is;
 -- no other job gets the key before this transaction ends. If it holds on, its hash is kept.
@@ -2759,6 +2760,8 @@ BEGIN
     RETURN QUERY
     WITH asked AS MATERIALIZED (
         SELECT a.id FROM unnest(discard_ended.ids) AS a (id)
+    ), needed AS MATERIALIZED (
+        SELECT n.id FROM pgqueue.needed_by_flows(discard_ended.ids) AS n (id)
     ), seen AS MATERIALIZED (
         SELECT DISTINCT ON (found.id) found.id, found.state
         FROM pgqueue.job_states(discard_ended.ids) AS found
@@ -2766,7 +2769,9 @@ BEGIN
     ), ended AS MATERIALIZED (
         SELECT j.*
         FROM (
-            SELECT seen.id FROM seen WHERE seen.state IN ('completed', 'skipped', 'failed', 'cancelled') ORDER BY seen.id
+            SELECT seen.id FROM seen
+            WHERE seen.state IN ('completed', 'skipped', 'failed', 'cancelled') AND seen.id NOT IN (SELECT needed.id FROM needed)
+            ORDER BY seen.id
         ) AS mine
         CROSS JOIN LATERAL (
             SELECT j.id, j.enqueued_at, j.finished_at, j.unique_key, j.idempotency_key, j.tableoid AS part, j.ctid AS place
@@ -2816,7 +2821,8 @@ BEGIN
         WHERE d.id = ANY (ARRAY(SELECT ended.id FROM ended)) AND (d.tableoid, d.ctid) IN (SELECT ended.part, ended.place FROM ended)
         RETURNING d.id
     )
-    SELECT asked.id, seen.state::text, asked.id IN (SELECT done.id FROM done UNION ALL SELECT dead.id FROM dead)
+    SELECT asked.id, CASE WHEN asked.id IN (SELECT needed.id FROM needed) THEN 'needed' ELSE seen.state::text END,
+        asked.id IN (SELECT done.id FROM done UNION ALL SELECT dead.id FROM dead)
     FROM asked LEFT JOIN seen ON seen.id = asked.id
     ORDER BY asked.id;
 END $$;
@@ -2845,6 +2851,41 @@ BEGIN
     RETURN QUERY SELECT j.* FROM unnest(job_rows.ids) AS asked (id)
     CROSS JOIN LATERAL (SELECT j.* FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
 END $$;
+
+-- The jobs of a flow: at most `most` of those with an id below `before`, those of the last nodes first; NULL: all.
+CREATE FUNCTION pgqueue.flow_rows(flow bigint, before bigint, most integer) RETURNS SETOF pgqueue.job LANGUAGE plpgsql STABLE ROWS 1000
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY
+    (SELECT j.* FROM pgqueue.job j
+     WHERE j.node BETWEEN flow_rows.flow << 20 AND (flow_rows.flow << 20 | 1048575) AND j.id < coalesce(before, 9223372036854775807)
+     ORDER BY j.node DESC, j.id DESC LIMIT most)
+    UNION ALL
+    (SELECT j.* FROM pgqueue.job j
+     WHERE j.node BETWEEN -(flow_rows.flow << 20 | 1048575) AND -(flow_rows.flow << 20) AND j.id < coalesce(before, 9223372036854775807)
+     ORDER BY j.node, j.id LIMIT most);
+END $$;
+COMMENT ON FUNCTION pgqueue.flow_rows IS
+    'The jobs of a flow, for people.';
+
+-- Those of these jobs that have ended and are of a flow in which another job waits: what they were is needed for its
+-- release.
+CREATE FUNCTION pgqueue.needed_by_flows(ids bigint[]) RETURNS SETOF bigint LANGUAGE plpgsql STABLE ROWS 1
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY
+    SELECT ended.id FROM unnest(needed_by_flows.ids) AS asked (id)
+    CROSS JOIN LATERAL (
+        SELECT j.id, abs(j.node) >> 20 AS flow FROM pgqueue.job j
+        WHERE j.id = asked.id AND j.node IS NOT NULL AND j.state IN ('completed', 'skipped', 'failed', 'cancelled') OFFSET 0) AS ended
+    WHERE EXISTS (
+        SELECT FROM pgqueue.job_blocked w
+        WHERE w.node BETWEEN -(ended.flow << 20 | 1048575) AND -(ended.flow << 20));
+END $$;
+COMMENT ON FUNCTION pgqueue.needed_by_flows IS
+    'Part of a discard by hand: for no other caller.';
 
 -- The attempts of a job that did not complete.
 CREATE FUNCTION pgqueue.attempt_rows(job_id bigint) RETURNS SETOF pgqueue.attempt LANGUAGE plpgsql STABLE ROWS 1

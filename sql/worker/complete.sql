@@ -93,22 +93,22 @@ WITH picked AS MATERIALIZED (
 ), asked AS MATERIALIZED (
     SELECT s.place, s.task, s.args::jsonb AS args, s.queue, s.priority, s.headers::jsonb AS headers, s.max_attempts,
         coalesce(s.run_at::timestamptz, pgqueue.now() + make_interval(secs => s.delay)) AS run_at,
-        coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline, {{keys}}
-    FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(task)s::text[], %(args)s::text[], %(queue)s::text[],
+        coalesce(s.deadline::timestamptz, pgqueue.now() + make_interval(secs => s.seconds)) AS deadline, {{keys}}, s.node
+    FROM unnest(%(parents)s::bigint[], %(parent_claims)s::integer[], %(nodes)s::bigint[], %(task)s::text[], %(args)s::text[], %(queue)s::text[],
                 %(priority)s::smallint[], %(headers)s::text[], %(max_attempts)s::smallint[], %(run_at)s::text[],
                 %(delay)s::float8[], %(deadline)s::text[], %(deadline_seconds)s::float8[], %(lock_key)s::text[],
                 %(lock_limit)s::integer[], %(on_locked)s::text[], %(limit_key)s::text[], %(rate_key)s::text[])
          WITH ORDINALITY
-         AS s (parent, claim, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, {{keys}}, place)
+         AS s (parent, claim, node, task, args, queue, priority, headers, max_attempts, run_at, delay, deadline, seconds, {{keys}}, place)
     WHERE (s.parent, s.claim) IN (SELECT id, claim FROM done)
 ), judged AS MATERIALIZED (
     SELECT asked.*, run_at > pgqueue.now() IS TRUE AS later FROM asked ORDER BY place
 ), available AS (
-    INSERT INTO pgqueue.job_available (rank, {{new_job}}) SELECT 2 * priority + 1, {{new_job}} FROM judged WHERE NOT later
+    INSERT INTO pgqueue.job_available (rank, node, {{new_job}}) SELECT 2 * priority + 1, node, {{new_job}} FROM judged WHERE NOT later
     RETURNING queue
 ), scheduled AS (
-    INSERT INTO pgqueue.job_scheduled (state, rank, {{new_job}})
-    SELECT 'scheduled', 2 * priority + 1, {{new_job}} FROM judged WHERE later
+    INSERT INTO pgqueue.job_scheduled (state, rank, node, {{new_job}})
+    SELECT 'scheduled', 2 * priority + 1, node, {{new_job}} FROM judged WHERE later
     RETURNING id
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, '')::text END AS done

@@ -51,7 +51,7 @@ def columns(sql: str) -> list[str]:
 
 
 def test_each_field_of_a_new_job_is_in_the_table_and_nothing_else_is() -> None:
-    assert {SPLIT.get(name, name) for name in NAMES} | {"keys", "results"} == set(NewJob.__struct_fields__)
+    assert {SPLIT.get(name, name) for name in NAMES} | {"keys", "results", "node"} == set(NewJob.__struct_fields__)
     assert [field.read for field in KEY_FIELDS] == [f"keys.{name}" for name in Keys.__struct_fields__]
 
 
@@ -62,7 +62,7 @@ def test_the_options_of_using_are_those_that_the_table_names() -> None:
 def test_what_people_are_shown_has_each_field_of_a_job_but_how_its_lock_works() -> None:
     shown = {field.name for field in fields_of(pgqueue.JobInfo)}
     assert {SPLIT.get(name, name) for name in NAMES} - shown == {"delay", "lock_limit", "on_locked"}
-    assert set(CLAIMED) - shown == {"pos", "rank", "unique_keys", "node", "too_large"}
+    assert set(CLAIMED) - shown == {"pos", "rank", "unique_keys", "too_large"}
     assert shown - set(columns(fragment("shown"))) == {"progress", "attempts"}
 
 

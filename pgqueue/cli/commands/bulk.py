@@ -106,7 +106,7 @@ def filtering(states: Sequence[str], *, ended: bool) -> Callable[[F], F]:
             click.option("--note", help="Why, for the record."),
             click.option("--pace", metavar="N/s", help="Jobs a second at most, such as 50/s, 300/minute."),
             click.option("--error-type", metavar="NAME", help="All with an attempt that failed with this exception."),
-            choosing(states),
+            choosing(states, flow=False),
         ]
         if ended:
             options.insert(

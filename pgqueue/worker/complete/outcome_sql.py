@@ -149,7 +149,7 @@ class OutcomeSql:
         if job.lock_key is not None:  # another job of its lock may start when this is committed
             sent.append(self.durably())
         if done.successors:
-            sent.append(following(done.successors, schema=self.schema, notify=self.notify))
+            sent += following(done.successors, schema=self.schema, notify=self.notify)
         return sent
 
     def batch(self, ends: Iterable[Ended], worker_id: int) -> tuple[list[OutcomeStatement], Statement[Any] | None]:
@@ -276,4 +276,4 @@ def _problems(ends: Sequence[tuple[Job, Retried | Failed | Cancelled]]) -> dict[
 def _columns(successors: Sequence[tuple[Job, NewJob[Any]]]) -> dict[str, object]:
     """The rows of the successors, column by column. `parents` and their claims say which run each one belongs to."""
     rows = {"parents": [parent.id for parent, _ in successors], "parent_claims": [job.claim for job, _ in successors]}
-    return rows | arrays([new for _, new in successors])
+    return rows | {"nodes": [new.node for _, new in successors]} | arrays([new for _, new in successors])

@@ -112,7 +112,7 @@ class LastCommit:
         successors, self.job.successors = self.job.successors, []
         if not successors:
             return [append]
-        return [append, following(successors, schema=self._endings.schema, notify=self._endings.notify)]
+        return [append, *following(successors, schema=self._endings.schema, notify=self._endings.notify)]
 
     def appended(self, work: Any) -> Statement[Any]:
         """Whether the row of the batch is there."""
