@@ -50,6 +50,7 @@ from pgqueue.worker.concurrency.waiter_cursors import FRONT
 from pgqueue.worker.fetch.fetcher import RANKS
 from pgqueue.worker.leader.scheduler import BATCH, EVER
 
+NODES = 1_000
 MOST = 10_000
 """The most attempts of one drain; a job that enqueues itself would never end."""
 
@@ -124,7 +125,8 @@ def drain(
     most: int = MOST,
     resources: Any = AS_DECLARED,
 ) -> Drained:
-    """Run every due job to its end, also jobs that jobs enqueue, in this process, and return the account.
+    """Run every due job to its end, also jobs that jobs enqueue and those of flows, in this process, and return the
+    account.
 
         with psycopg.connect(dsn) as conn:
             remind.enqueue(conn, customer=1)
@@ -250,8 +252,33 @@ def _give_back(job: Job, worker_id: int) -> Steps[None]:
 
 
 def _claim(worker_id: int, claim: int) -> Steps[Job | None]:
-    """Promote due jobs. Then take the most urgent job with a free lock, of all queues that are not paused."""
-    yield named("scheduler_promote", after=EVER, passed="{}", n=BATCH, notify=False)
+    """Promote due jobs. Then take the most urgent job with a free lock, of all queues that are not paused. If there is
+    none, go on with the jobs that wait for nodes of flows which have ended, and look again."""
+    while True:
+        yield named("scheduler_promote", after=EVER, passed="{}", n=BATCH, notify=False)
+        job = yield from _claim_due(worker_id, claim)
+        if job is not None or not (yield from _release(worker_id)):
+            return job
+
+
+def _release(worker_id: int) -> Steps[bool]:
+    """Go on with all jobs that wait for nodes which have ended; whether there were any."""
+    went = False
+    after: str | None = ""
+    about = {"worker_id": worker_id, "version_tag": _endings().version_tag, "notify": False}
+    while after is not None:
+        [(nodes, after)] = yield named("release_walk", after=after, n=NODES)
+        while nodes:
+            [(count, others, *_)] = yield named("release_jobs", nodes=list(nodes), n=BATCH, passed="{}", **about)
+            went = went or count > 0
+            # As many as were asked for: of these nodes there may be more. None: another session has locked them.
+            asked = [*others, *(nodes if count == BATCH else [])]
+            nodes = [node for (node,) in (yield named("release_look", nodes=asked))] if asked and count else []
+    return went
+
+
+def _claim_due(worker_id: int, claim: int) -> Steps[Job | None]:
+    """Take the most urgent of the jobs that are due."""
     waiting = 0
     while True:
         yield from _fetch(worker_id, claim)

@@ -20,7 +20,7 @@ from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidArguments
 from pgqueue.jobs.states import WAITING
-from pgqueue.jobs.values import seconds
+from pgqueue.jobs.values import check_id, seconds
 from pgqueue.steady_clock import monotonic
 
 SHOWN = 20
@@ -33,12 +33,14 @@ PAUSE = 0.02
 def enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> Steps[list[JobInfo]]:
     """Return the jobs that wait to be run, oldest first: all, or those of a task, with these arguments.
 
-    Looks at the newest 10,000 jobs of each state. Raises InvalidArguments for an argument that the task does not have.
+    Looks at the newest 10,000 jobs of each state. `flow` is the id of a flow: only its jobs. Raises InvalidArguments
+    for an argument that the task does not have.
 
         [job] = enqueued(conn, send_receipt, order_id=7)
         assert job.priority == 0
     """
-    return _fitting((yield from _waiting()), task, args)
+    flow = _flow(task, args)
+    return _fitting((yield from _waiting(flow)), task, args)
 
 
 aenqueued = twin(enqueued)
@@ -51,14 +53,15 @@ def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: Any) ->
 
         assert_enqueued(conn, send_receipt, order_id=7)
         assert_enqueued(conn, send_receipt, order_id=7, within=1)
+        assert_enqueued(conn, send_receipt, flow=handle.id)
 
-    `within` waits so long for another session to commit it: a duration. If the task has a parameter of that name, it is
-    an argument like the others.
+    `within` waits so long for another session to commit it: a duration. `flow` is the id of its flow; a job that waits
+    for others is enqueued, too. If the task has a parameter of such a name, it is an argument like the others.
     """
-    patience = _patience(task, args)
+    patience, flow = _patience(task, args), _flow(task, args)
     until = monotonic() + patience
     while True:
-        waiting = yield from _waiting()
+        waiting = yield from _waiting(flow)
         if found := _fitting(waiting, task, args):
             return found[0]
         if monotonic() >= until:
@@ -76,9 +79,12 @@ aassert_enqueued = twin(assert_enqueued)
 def assert_not_enqueued(conn: object, task: Task[..., Any] | str | None = None, /, **args: Any) -> Steps[None]:
     """Assert that no job of this task with these arguments waits to be run. Without a task: no job at all.
 
-    assert_not_enqueued(conn, send_receipt)
+    `flow` is as for `assert_enqueued`.
+
+        assert_not_enqueued(conn, send_receipt)
     """
-    found = _fitting((yield from _waiting()), task, args)
+    flow = _flow(task, args)
+    found = _fitting((yield from _waiting(flow)), task, args)
     if found:
         raise AssertionError(f"{_wanted(task, args)} should not be enqueued; {_listed(found)}")
 
@@ -89,16 +95,23 @@ aassert_not_enqueued = twin(assert_not_enqueued)
 
 def _patience(task: Task[..., Any] | str, args: dict[str, Any]) -> float:
     """Take `within` out of the arguments, in seconds; 0 without it."""
+    return seconds(args.pop("within"), "within") if _is_option("within", task, args) else 0.0
+
+
+def _flow(task: Task[..., Any] | str | None, args: dict[str, Any]) -> int | None:
+    """Take `flow` out of the arguments; None without it."""
+    return check_id(args.pop("flow"), "flow") if _is_option("flow", task, args) else None
+
+
+def _is_option(name: str, task: Task[..., Any] | str | None, args: dict[str, Any]) -> bool:
     known = tasks.find(task) if isinstance(task, str) else task
-    if "within" not in args or (known is not None and "within" in _signature(known).parameters):
-        return 0.0
-    return seconds(args.pop("within"), "within")
+    return name in args and (known is None or name not in _signature(known).parameters)
 
 
-def _waiting() -> Steps[list[JobInfo]]:
+def _waiting(flow: int | None) -> Steps[list[JobInfo]]:
     found: list[JobInfo] = []
     for state in WAITING:
-        page = yield newest(Filter((state,), limit=MOST), config().schema)
+        page = yield newest(Filter((state,), limit=MOST, flow=flow), config().schema)
         found += page.jobs
     return sorted(found, key=lambda job: job.id)
 

@@ -25,18 +25,18 @@ SELECT (extract(epoch FROM min(run_at)) * 1000000)::bigint
 FROM pgqueue.job_scheduled WHERE id = ANY (%(ids)s::bigint[]);
 
 -- name: drain_blocked
--- The locks that jobs wait for, 64 at most; the queues of all waiting jobs; and how many jobs wait.
+-- The locks that jobs wait for, 64 at most; the queues of all jobs that wait for a key; and how many these are.
 SELECT coalesce((SELECT array_agg(key) FROM (SELECT DISTINCT key FROM pgqueue.job_blocked WHERE starts_with(key, 'lock:')
                                              ORDER BY key LIMIT 64) AS keys), '{}'),
        coalesce(array_agg(DISTINCT queue::text), '{}'), count(*)
-FROM pgqueue.job_blocked;
+FROM pgqueue.job_blocked WHERE NOT starts_with(key, 'node:');
 
 -- name: drain_pass
 -- Take the most urgent of the jobs of these tasks that wait for a limit or a rate, whatever these allow: one job at a time is below any
 -- limit.
 WITH picked AS MATERIALIZED (
     SELECT ctid FROM pgqueue.job_blocked b
-    WHERE NOT starts_with(b.key, 'lock:') AND {{known_here}}
+    WHERE NOT starts_with(b.key, 'lock:') AND NOT starts_with(b.key, 'node:') AND {{known_here}}
       AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = b.queue AND q.paused_at IS NOT NULL)
     ORDER BY b.rank, b.id LIMIT 1
     FOR UPDATE SKIP LOCKED
