@@ -194,8 +194,12 @@ def following(jobs: Sequence[NewJob[Any]], *, schema: str, notify: bool) -> list
     if others := [job for job in jobs if job.node is None]:
         way: Callable[..., Statement[Any]] = unique_enqueue.following if has_keys(others) else many
         made.append(way(others, schema=schema, notify=notify))
-    if added := [job for job in jobs if job.node is not None]:
-        params = columns(added) | {"node": added[0].node, "notify": notify}
+    added: dict[int, list[NewJob[Any]]] = {}
+    for job in jobs:
+        if job.node is not None:
+            added.setdefault(job.node, []).append(job)
+    for node, of_node in added.items():  # several, if these are the successors of a batch
+        params = columns(of_node) | {"node": node, "notify": notify}
         made.append(Statement(text("enqueue_added", schema), params, list))
     return made
 

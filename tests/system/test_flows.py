@@ -79,9 +79,8 @@ async def test_the_order_of_the_documentation_runs_as_it_is_written(dsn: str, ey
 async def test_what_waits_for_a_node_waits_for_the_jobs_that_are_added_to_it(dsn: str, eyes: Eyes, kind: str) -> None:
     """Each job adds two, three levels deep: all end before the last one begins."""
     ran: list[str] = []
-    options: dict[str, Any] = {"transactional": kind == "transactional"} | ({"lock": "l"} if kind == "lock" else {})
 
-    @pgqueue.task(name="crawl", **options)
+    @pgqueue.task(name="crawl", transactional=kind == "transactional", lock="l" if kind == "lock" else None)
     def crawl(job: pgqueue.Job, page: str) -> str | None:
         def add() -> None:
             for link in "ab" if len(page) < 3 else "":

@@ -28,7 +28,7 @@ def report(job: Job, outcome: Outcome) -> None:
     """Log an attempt that did not succeed: ERROR if it was the last, WARNING if there is another one or it was stopped.
 
     A run whose job was given to another worker meanwhile ends nothing: the completer says in one line that its outcome
-    is dropped. A job that is given back while the database is away is told without a traceback: its code has not failed.
+    is dropped. A job that is given back while the database is away is told without a traceback: its code did not fail.
 
     Called for every outcome, from the loop and from threads. Raises nothing, even if a filter of the application fails:
     an error here would keep the job's slot.

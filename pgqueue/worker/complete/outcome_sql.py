@@ -152,9 +152,9 @@ class OutcomeSql:
             sent += following(done.successors, schema=self.schema, notify=self.notify)
         return sent
 
-    def batch(self, ends: Iterable[Ended], worker_id: int) -> tuple[list[OutcomeStatement], Statement[Any] | None]:
-        """The statements that end these jobs inside their handler's transaction, where their rows are locked; and the
-        one that enqueues their successors, if there are any."""
+    def batch(self, ends: Iterable[Ended], worker_id: int) -> tuple[list[OutcomeStatement], list[Statement[Any]]]:
+        """The statements that end these jobs inside their handler's transaction, where their rows are locked; and those
+        that enqueue their successors."""
         plain: list[Ended] = []
         successors: list[NewJob[Any]] = []
         for job, outcome in ends:
@@ -162,7 +162,7 @@ class OutcomeSql:
                 successors += outcome.successors
                 outcome = COMPLETED if outcome.result is None else replace(outcome, successors=())
             plain.append((job, outcome))
-        after = following(successors, schema=self.schema, notify=self.notify) if successors else None
+        after = following(successors, schema=self.schema, notify=self.notify)
         return [ending for ending, _ in self.many(plain, worker_id)], after
 
     def durably(self) -> Statement[Any]:

@@ -14,9 +14,10 @@ import psycopg
 
 from pgqueue.database import alarms, migrations, primary, statements
 from pgqueue.database.backoff import one_line
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.grants import needing
 from pgqueue.database.sequences import advancing
-from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, hang_up, options, transaction
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, options, transaction
 from pgqueue.plain_text import plain
 from pgqueue.worker.state import WorkerState
 

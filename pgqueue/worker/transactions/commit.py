@@ -324,7 +324,7 @@ class Commit:
         for ending in endings:
             if ending.read(await self._side.rows(conn, ending)) is not None:
                 raise lost(self._job)
-        await self._commit_with(conn, [] if successors is None else [successors])
+        await self._commit_with(conn, successors)
 
     async def _commit_with(self, conn: Any, statements: Sequence[Statement[Any]], early: int | None = None) -> None:
         """Send these statements, and COMMIT; a single one goes in one message with it, if possible."""
