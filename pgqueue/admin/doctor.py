@@ -23,6 +23,7 @@ from pgqueue.database import migrations, shown, steps
 from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.statements import Statement, in_schema
 from pgqueue.database.steps import Steps
+from pgqueue.manual import Symptom, at_night, page
 from pgqueue.plain_text import plural
 
 OLD_SECONDS = 300.0
@@ -46,8 +47,8 @@ RELAY_SECONDS, ABANDONED_SECONDS = 3_600.0, 7 * 86_400.0
 NOTIFY_SHARE, CONNECTIONS_SHARE = 0.25, 0.9
 EXPLAINED = frozenset({"paused", "task_paused", "unserved", "unknown"})
 """Jobs that wait for one of these are no sign of too few slots: the pause, or another finding, says why they wait."""
-DOCS = "docs/operations.md"
-HERE = f"{DOCS}#what-pgqueue-doctor-finds"
+HERE, MIGRATE = page("operations", "what-pgqueue-doctor-finds"), page("operations", "pgqueue-migrate")
+DISK = at_night(Symptom.DISK)
 
 INDEXES = (
     "job_available_id", "job_available_keyed", "job_available_limit_holds", "job_available_lock_holds",
@@ -221,18 +222,18 @@ def _worst(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 def _foreign(how: str) -> Finding:
     todo = "take another schema or database for this pgqueue: `pgqueue migrate --schema NAME`"
-    return Finding("schema", CRITICAL, f"the tables are not of this pgqueue: {how}", todo, f"{DOCS}#pgqueue-migrate")
+    return Finding("schema", CRITICAL, f"the tables are not of this pgqueue: {how}", todo, MIGRATE)
 
 
 def _behind(version: int, known: int) -> Finding:
     what = f"the schema is at version {version}, and this pgqueue needs {known}"
-    return Finding("schema", CRITICAL, what, "run `pgqueue migrate`", f"{DOCS}#pgqueue-migrate")
+    return Finding("schema", CRITICAL, what, "run `pgqueue migrate`", MIGRATE)
 
 
 def _newer(version: int, known: int) -> Iterator[Finding]:
     if version > known:
         what = f"the schema is at version {version}, and this pgqueue knows {known}"
-        yield Finding("schema", NOTICE, what, "install the newer pgqueue here, too", f"{DOCS}#pgqueue-migrate")
+        yield Finding("schema", NOTICE, what, "install the newer pgqueue here, too", MIGRATE)
 
 
 def _of_sessions(found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -243,41 +244,41 @@ def _of_sessions(found: Mapping[str, Any]) -> Iterator[Finding]:
             f"{each['state'] or 'state unknown'}) holds a transaction open, so no dead row can be removed{said}"
         )
         todo = f"end it: SELECT pg_terminate_backend({each['pid']})"
-        yield Finding("snapshot", WARNING, what, todo, HERE, each["age"])
+        yield Finding("snapshot", WARNING, what, todo, DISK, each["age"])
     for each in found["prepared"]:
         what = f"prepared transaction {each['gid']!r} of {each['role']} was neither committed nor rolled back"
-        yield Finding("prepared", WARNING, what, "COMMIT PREPARED it, or ROLLBACK PREPARED", HERE, each["age"])
+        yield Finding("prepared", WARNING, what, "COMMIT PREPARED it, or ROLLBACK PREPARED", DISK, each["age"])
     for each in found["slots"]:
         held = "dead rows and WAL" if each["holds"] else "WAL"
         what = f"{each['kind']} replication slot {each['name']} is not in use and keeps {held}"
         todo = "connect its client again, or drop it: SELECT pg_drop_replication_slot(…)"
-        yield Finding("slot", WARNING, what, todo, HERE, each["age"])
+        yield Finding("slot", WARNING, what, todo, DISK, each["age"])
 
 
 def _of_server(found: Mapping[str, Any]) -> Iterator[Finding]:
     if found["read_only"]:
         what = "the database is read only (default_transaction_read_only is on): workers and relays take nothing"
         todo = "if that is no fence: ALTER DATABASE … RESET default_transaction_read_only; they go on by themselves"
-        yield Finding("read_only", CRITICAL, what, todo, f"{DOCS}#a-database-that-is-read-only")
+        yield Finding("read_only", CRITICAL, what, todo, page("operations", "a-database-that-is-read-only"))
     if found["notify"] >= NOTIFY_SHARE:
         what = f"the server's NOTIFY queue is {100 * found['notify']:.0f} % full"
         todo = "end the session that listens and stays in a transaction; the log of a worker names it"
-        yield Finding("notify", WARNING, what, todo, f"{DOCS}#a-full-notify-queue")
+        yield Finding("notify", WARNING, what, todo, page("operations", "a-full-notify-queue"))
     if found["clients"] >= CONNECTIONS_SHARE * found["most"]:
         what = f"{found['clients']} of {found['most']} connections of the server are in use"
         todo = "raise max_connections, use fewer processes, or put a pooler before the application"
-        yield Finding("connections", WARNING, what, todo, f"{DOCS}#how-many-connections")
+        yield Finding("connections", WARNING, what, todo, page("operations", "how-many-connections"))
     for each in found["behind"]:
         what = f"sequence {each['sequence']} goes on from {each['given']}, and there is {each['highest']} in the tables"
         todo = "run `pgqueue migrate`, or start a worker: each advances the sequences"
-        yield Finding("sequences", CRITICAL, what, todo, f"{DOCS}#restore-switchover-upgrade")
+        yield Finding("sequences", CRITICAL, what, todo, at_night(Symptom.FAILED_OVER))
 
 
 def _of_tables(found: Mapping[str, Any]) -> Iterator[Finding]:
     for each in found["dead"]:
         what = f"table {each['name']} has {each['dead']:,} dead rows beside {each['live']:,}, and was not vacuumed"
         todo = "let autovacuum run on it (is it on, are its workers busy?), or run VACUUM"
-        yield Finding("vacuum", WARNING, what, todo, HERE, each["age"])
+        yield Finding("vacuum", WARNING, what, todo, DISK, each["age"])
     if found["invalid"]:
         names = ", ".join(found["invalid"])
         yield Finding(
@@ -298,12 +299,12 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
     if len(versions) > 1 and min(each["youngest"] for each in versions) > ROLLOUT_SECONDS:
         listed = ", ".join(f"{each['workers']} of {each['version']}" for each in versions)
         todo = "restart those that a deploy has left out"
-        yield Finding("versions", NOTICE, f"workers of several versions: {listed}", todo, f"{DOCS}#deploying")
+        yield Finding("versions", NOTICE, f"workers of several versions: {listed}", todo, at_night(Symptom.DEPLOY))
     lived = found["oldest"] or 0.0
     if (found["listener"] or 0.0) > LATE_SECONDS and not led:
         what = "no worker holds the leader's lock, although LISTEN is on: it goes through a pooler in transaction mode"
         todo = "give workers a direct connection for LISTEN: --listen-dsn"
-        yield Finding("listen", NOTICE, what, todo, f"{DOCS}#behind-a-pooler")
+        yield Finding("listen", NOTICE, what, todo, page("operations", "behind-a-pooler"))
     if lived > LATE_SECONDS and not 0 <= (found["measured"] or LATE_SECONDS) < LATE_SECONDS:
         what = "no worker has measured how many jobs there are"
         todo = "look into the logs of the workers; after a migration a role may lack rights: `pgqueue grants`"
@@ -311,7 +312,7 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
     for each in found["orphans"]:
         what = f"no live worker declares schedule {each['name']} any more"
         todo = "deploy its code, or remove it: `pgqueue schedules remove`"
-        yield Finding("schedule", WARNING, what, todo, "docs/schedules.md", each["age"])
+        yield Finding("schedule", WARNING, what, todo, page("schedules"), each["age"])
 
 
 def _of_duties(duties: Iterable[DutyInfo]) -> Iterator[Finding]:
@@ -383,7 +384,7 @@ def _of_unserved(found: Measured, left: Mapping[str, Left]) -> Iterator[Finding]
         todo = f"start a worker with -q {queue.name}"
         if not found.served:
             todo += "; no worker lives at all: if one should, its log says why it has ended"
-        yield Finding("unserved", CRITICAL, what, todo, f"{DOCS}#what-to-watch", seconds, queue.name)
+        yield Finding("unserved", CRITICAL, what, todo, at_night(Symptom.STANDS_STILL), seconds, queue.name)
 
 
 def _told(groups: Sequence[Group], rest: Left) -> str:
@@ -415,19 +416,19 @@ def _is_stuck(queue: depth.QueueInfo) -> bool:
 
 
 def _of_queues(found: Measured, free: Container[str]) -> Iterator[Finding]:
-    page = f"{DOCS}#what-to-watch"
+    where = at_night(Symptom.STANDS_STILL)
     for queue in depth.queue_list(found, None):
         if _is_stuck(queue) and queue.name in free:
             what = f"a job of queue {queue.name} is blocked although its key has room, and a worker has a free slot"
             todo = "look into the logs of the workers of this queue; restart them if they say nothing"
-            yield Finding("stuck", WARNING, what, todo, page, queue.longest_blocked, queue.name)
+            yield Finding("stuck", WARNING, what, todo, where, queue.longest_blocked, queue.name)
     yield from _of_overdue(found)
     unknown = depth.unknown_list(each for each in found.groups if found.served.get(each.queue))
     for task in sorted(unknown, key=lambda task: -task.jobs.n):
         jobs = plural(task.jobs.n, "job waits", "jobs wait", str(task.jobs))
         what = f"{jobs} in queue {task.queue} for task {task.task}, which no live worker there knows"
         todo = "deploy its code, give the renamed task an alias, or cancel the jobs"
-        yield Finding("unknown", WARNING, what, todo, page, queue=task.queue)
+        yield Finding("unknown", WARNING, what, todo, where, queue=task.queue)
 
 
 def _of_overdue(found: Measured) -> Iterator[Finding]:
@@ -440,7 +441,7 @@ def _of_overdue(found: Measured) -> Iterator[Finding]:
         if found.counted_at - since >= OVERDUE_SECONDS:
             what = f"scheduled jobs of queue {queue} are overdue: workers live, and none makes them available"
             todo = "look into the logs of all workers: one says so if a trigger or a row refuses it; restart the leader"
-            yield Finding("overdue", WARNING, what, todo, HERE, found.now - since, queue)
+            yield Finding("overdue", WARNING, what, todo, at_night(Symptom.STANDS_STILL), found.now - since, queue)
 
 
 def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int, int]]]]) -> Iterator[Finding]:
@@ -455,7 +456,7 @@ def _of_growth(found: Measured, growth: Iterable[tuple[str, list[tuple[int, int,
         ago, before = since(spans)
         what = f"queue {queue} grows: {now} jobs wait, {before:,} did {10 * ago} minutes ago; more come than are done"
         todo = f"give it more slots, or see what enqueues so much: `pgqueue history -q {queue} --by task`"
-        yield Finding("growth", WARNING, what, todo, HERE, 600.0 * ago, queue)
+        yield Finding("growth", WARNING, what, todo, at_night(Symptom.STARTS_LATE), 600.0 * ago, queue)
 
 
 def _of_relays(relays: Iterable[lag.RelayLag]) -> Iterator[Finding]:
@@ -464,11 +465,11 @@ def _of_relays(relays: Iterable[lag.RelayLag]) -> Iterator[Finding]:
             most = "more than 10,000" if each.waiting > lag.COUNTED_MOST else None
             jobs = plural(each.waiting, "staged job waits", "staged jobs wait", most)
             what = f"the relay of outbox {each.name} delivers nothing, and {jobs}"
-            yield Finding("relay", WARNING, what, each.stopped, "docs/relay.md#copies", each.reported)
+            yield Finding("relay", WARNING, what, each.stopped, page("relay", "copies"), each.reported)
         elif RELAY_SECONDS < each.reported < ABANDONED_SECONDS:
             what = f"the relay of outbox {each.name} reports no more: what is staged there becomes no job"
             todo = "start it: `pgqueue relay --from …`; if it runs, its log says what it waits for, as missing tables"
-            yield Finding("relay", WARNING, what, todo, "docs/relay.md#operations", each.reported)
+            yield Finding("relay", WARNING, what, todo, page("relay", "operations"), each.reported)
 
 
 def _held(each: lag.HeldFence) -> Finding:
@@ -477,7 +478,7 @@ def _held(each: lag.HeldFence) -> Finding:
         f"end it: SELECT pg_terminate_backend({each.pid}). A relay does so, if both have the same role, or its "
         "role is in pg_signal_backend"
     )
-    return Finding("fence", CRITICAL, what, todo, "docs/relay.md#operations", each.seconds)
+    return Finding("fence", CRITICAL, what, todo, page("relay", "operations"), each.seconds)
 
 
 def since(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
@@ -501,4 +502,4 @@ def _undeclared(each: limits.Undeclared) -> Finding:
     jobs = plural(each.waiting, "job waits", "jobs wait")
     what = f"{jobs} for {each.kind} {each.name}, which no worker has declared"
     todo = "deploy the code that declares it, or correct its name"
-    return Finding("undeclared", WARNING, what, todo, f"docs/{each.kind}s.md")
+    return Finding("undeclared", WARNING, what, todo, at_night(Symptom.STANDS_STILL))

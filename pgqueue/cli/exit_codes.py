@@ -32,6 +32,7 @@ from pgqueue.errors import (
     SchemaMissing,
     SchemaTooNew,
 )
+from pgqueue.manual import Symptom, at_night
 from pgqueue.plain_text import plain
 
 DONE = 0
@@ -95,20 +96,20 @@ def code_of(error: BaseException) -> int | None:
             return USAGE
         case Error():
             return DATABASE
-    if not _from_psycopg(error):
+    if not _is_psycopg(error):
         return None
     return SCHEMA if getattr(error, "sqlstate", None) in _NO_TABLE and trigger_of(error) is None else DATABASE
 
 
-def _from_psycopg(error: BaseException) -> bool:
+def _is_psycopg(error: BaseException, name: str = "Error") -> bool:
     """Recognised by name, so that psycopg need not be imported for this check."""
-    return any(base.__module__ == "psycopg" and base.__name__ == "Error" for base in type(error).__mro__)
+    return any(base.__module__ == "psycopg" and base.__name__ == name for base in type(error).__mro__)
 
 
 def line_of(error: BaseException) -> str:
     """The text of an error with an exit code, on one line."""
     text = plain(" ".join(said(error).split())) or type(error).__name__
-    if not _from_psycopg(error):
+    if not _is_psycopg(error):
         return text
     if code_of(error) == SCHEMA:
         return f"the database lacks pgqueue's tables: {text}; run `pgqueue migrate`"
@@ -117,4 +118,5 @@ def line_of(error: BaseException) -> str:
         return f"the application's function {function}, in a trigger on a table of pgqueue, has raised: {text}"
     if pooled(error):
         text += f". {POOLED}"
-    return f"database unreachable or refused: {text}"
+    where = f"; see {at_night(Symptom.FAILED_OVER)}" if _is_psycopg(error, "OperationalError") else ""
+    return f"database unreachable or refused: {text}{where}"

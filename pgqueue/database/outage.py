@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgqueue.database.backoff import Backoff, one_line, read_only
+from pgqueue.manual import Symptom, at_night
 from pgqueue.steady_clock import monotonic
 
 log = logging.getLogger("pgqueue")
@@ -33,7 +34,7 @@ SAID_SECONDS = 60.0
 """While the database is away, a line comes once in this time."""
 HEED_SECONDS = 0.2
 """A session that waits heeds so often that another one was answered."""
-LOST = "the database is lost (%s): %s; trying again until it is back"
+LOST = "the database is lost (%s): %s; trying again until it is back; see " + at_night(Symptom.FAILED_OVER)
 READ_ONLY = "the database is read only (%s): %s; nothing is taken until that is lifted"
 UNWANTED_SECONDS = 75.0
 """A session that has not tried for so long is not wanted: no pause and no message of a worker takes this long."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from pgqueue.database.sessions import Link
+from pgqueue.manual import Symptom, at_night
 from pgqueue.supervisor.fleet import Fleet
 from pgqueue.supervisor.orders import Order, Orders, SupervisorStatus
 from pgqueue.supervisor.pipe import Message
@@ -68,7 +69,7 @@ def _outcome(order: Order, generation: int, fleet: Fleet, empty: bool) -> tuple[
     if order.kind == "quiet":
         return (empty, None) if fleet.quieted else (True, "a restart came in between")
     if order.kind == "restart" and fleet.wanted < generation:
-        return True, f"taken back: {fleet.problem or 'all were ordered to be quiet'}"
+        return True, f"taken back: {fleet.problem or 'all were ordered to be quiet'}; see {at_night(Symptom.DEPLOY)}"
     if fleet.quieted:
         return True, None if order.kind == "scale" else "all were ordered to be quiet"
     if order.kind == "scale":

@@ -19,6 +19,7 @@ from typing import Any
 from pgqueue import early_signals
 from pgqueue.database.backoff import wait, within
 from pgqueue.jobs.totals import Numbers
+from pgqueue.manual import Symptom, at_night
 from pgqueue.plain_text import plural
 from pgqueue.steady_clock import monotonic
 from pgqueue.supervisor.fleet import Action, Child, End, Fleet, Quiet, Spawn, State, Work
@@ -327,7 +328,7 @@ class Supervisor:
         how = f"{process} {process.how(' before it had announced itself')}"
         self.fleet.died(child.number, monotonic(), how)
         if restarting and not self.fleet.restarting:
-            log.error("the restart is taken back: %s; the old processes go on", how)
+            log.error("the restart is taken back: %s; the old processes go on; see %s", how, at_night(Symptom.DEPLOY))
         self._open_orders.dead(process.workers)
         if self._was_last_hope(child) and not expected:
             self._code = process.code if (process.code or 0) > 0 else 1

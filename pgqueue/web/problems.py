@@ -24,10 +24,14 @@ from pgqueue.errors import (
     SchemaMissing,
     SchemaTooNew,
 )
+from pgqueue.manual import Symptom, at_night, page
 from pgqueue.plain_text import plain
 from pgqueue.web.connections import STATEMENT_SECONDS, WAIT_SECONDS
 
 log = logging.getLogger("pgqueue")
+
+GRANTS = page("dashboard", "rights-in-the-database")
+AWAY = f"See {at_night(Symptom.FAILED_OVER)}"
 
 
 class Problem(Exception):
@@ -65,12 +69,16 @@ def problem_of(error: Exception) -> Problem:
         case psycopg.errors.InsufficientPrivilege() if hides_rows(error):
             return Problem(503, "The database refuses this", without_values(error))
         case psycopg.errors.InsufficientPrivilege():
-            return Problem(503, "The database refuses this", f"{_line(error)}; docs/dashboard.md says which grants")
+            return Problem(
+                503,
+                "The database refuses this",
+                f"{_line(error)}; {GRANTS} says which",
+            )
         case PoolTimeout():
             text = f"No connection of the dashboard became free within {WAIT_SECONDS:.0f} seconds. Try again."
             return Problem(503, "The dashboard is busy", text, 5.0)
         case psycopg.OperationalError():
-            return Problem(503, "The database cannot be reached", _line(error), 5.0)
+            return Problem(503, "The database cannot be reached", f"{_line(error)}. {AWAY}", 5.0)
         case psycopg.Error() | Error():
             return Problem(503, "The database refuses this", _line(error))
     log.error("the dashboard has failed", exc_info=error)

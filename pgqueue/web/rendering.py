@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from pgqueue.admin.depth import Count
 from pgqueue.admin.why.reasons import lasting
+from pgqueue.manual import page
 from pgqueue.plain_text import plural
 from pgqueue.web.pages.job import folded
 
@@ -93,7 +94,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_printable,
     )
-    made.globals["asset"] = asset
+    made.globals |= {"asset": asset, "manual": page}
     made.filters |= {
         "ago": ago,
         "arguments": _arguments,

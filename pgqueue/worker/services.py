@@ -36,6 +36,7 @@ from pgqueue.jobs.job import Job
 from pgqueue.jobs.keys import NODE
 from pgqueue.jobs.outcomes import Outcome
 from pgqueue.jobs.totals import Numbers
+from pgqueue.manual import Symptom, at_night
 from pgqueue.worker.capacity import Capacity
 from pgqueue.worker.complete.completer import Completer
 from pgqueue.worker.complete.job_logger import with_lines
@@ -460,7 +461,11 @@ class Services:
 
     def _begin_anew(self, worker_id: int) -> None:
         if self.state.phase != "stopped" and worker_id != self._left:
-            log.error("worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere", worker_id)
+            log.error(
+                "worker %d was taken for dead (no sign of life for its lease); its jobs run elsewhere; see %s",
+                worker_id,
+                at_night(Symptom.WORKERS_RESTART),
+            )
             self.lease_guard.lost()
             self.held_jobs.lose()
             self._serve(self._register_anew(worker_id), "register")

@@ -24,6 +24,7 @@ from pgqueue.jobs.concurrency import limits_of, rates_of
 from pgqueue.jobs.job import Job, fields
 from pgqueue.jobs.totals import Numbers
 from pgqueue.jobs.values import Duration, seconds
+from pgqueue.manual import Symptom, at_night
 from pgqueue.options import names_options
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.last_message import LastMessage
@@ -354,7 +355,8 @@ class Worker:
         self.services.executor.cancel()
         await within(self.services.executor.idle(), STOP_SECONDS)
         for job in self.services.running.jobs():
-            log.error("job %d (%s) could not be stopped; %s", job.id, job.task, then, extra=fields(job))
+            where = at_night(Symptom.RUNS_LONG)
+            log.error("job %d (%s) could not be stopped; %s; see %s", job.id, job.task, then, where, extra=fields(job))
 
     async def _write_ends(self) -> None:
         if self._writing is not None and self._writing.done():  # the application has cancelled it, or it has failed

@@ -64,7 +64,8 @@ def test_one_line_when_it_is_lost_one_a_minute_and_one_when_it_is_back(caplog: p
         clock.now += 5.0
     assert len(caplog.records) == 1 + int(clock.now - 100.0) // int(SAID_SECONDS)
     assert caplog.records[0].getMessage() == (
-        "the database is lost (fetch): connection refused Is the server running?; trying again until it is back"
+        "the database is lost (fetch): connection refused Is the server running?; trying again until it is back; "
+        "see docs/night.md#the-database-failed-over"
     )
     assert "fetch, listen" in caplog.records[1].getMessage()
     caplog.clear()

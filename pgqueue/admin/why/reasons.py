@@ -1,7 +1,7 @@
 """What `why` answers: reasons, each with a code, a sentence, numbers, and the jobs or sessions behind it.
 
 The values only; the modules beside this one decide which reasons there are. A code never changes its meaning, so that
-programs may rely on it. `docs/why.md` says of each what to do.
+programs may rely on it. The page on `why` says of each what to do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from pgqueue.admin.queries import JobInfo
 from pgqueue.database import shown
 from pgqueue.jobs.values import UNITS
+from pgqueue.manual import Symptom, at_night, page
 
 CODES = {
     # A job that waits, in the order of the claim.
@@ -56,6 +57,18 @@ CODES = {
     "gone": "it was rolled back, discarded, or deleted",
 }
 """Every code with what it means."""
+_AT_NIGHT = {
+    Symptom.STANDS_STILL: (
+        "promotion_overdue queue_paused task_paused no_worker unknown_task lock limit limit_undeclared rate "
+        "rate_undeclared"
+    ),
+    Symptom.STARTS_LATE: "slots_busy behind",
+    Symptom.RUNS_LONG: "running transaction_waits cancel_requested",
+    Symptom.WORKERS_RESTART: "poison worker_silent worker_dead",
+    Symptom.FAILS: "failed",
+    Symptom.WRONG_JOB: "gone pruned cancelled",
+}
+_PAGES = {code: at_night(symptom) for symptom, codes in _AT_NIGHT.items() for code in codes.split()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ class Reason:
     - `code`: one of `CODES`; it never changes its meaning.
     - `text`: a sentence for people.
     - `since`: since when the rule holds, if that is known.
-    - `details`: its numbers and names; which ones is said in `docs/why.md`.
+    - `details`: its numbers and names; the page on `why` says which.
     - `holders`, `sessions`: the jobs and the sessions behind it, at most 10 of each.
     """
 
@@ -105,6 +118,11 @@ class Reason:
     details: Mapping[str, Any] = field(default_factory=dict)
     holders: tuple[Holder, ...] = ()
     sessions: tuple[Session, ...] = ()
+
+    @property
+    def page(self) -> str:
+        """The page of the manual that says what to do."""
+        return _PAGES.get(self.code, page("why"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ def _lines(found: Why) -> Iterator[str]:
         yield ""
         yield f"{reason.code}: {plain_lines(reason.text)}"
         yield from _others(reason)
+        yield f"  see {reason.page}"
 
 
 def _others(reason: Reason) -> Iterator[str]:
