@@ -69,11 +69,13 @@ ELEVEN = "@pytest.mark.parametrize('n', range(11))\ndef test_eleven(n):\n    ass
 BROKEN = "def broken(:\n"
 
 
-def gate(tree: Path, tests: str) -> tuple[int, str]:
-    """The exit code of `.ci/run` in a tree with these tests, and what it printed."""
+def gate(tree: Path, tests: str, *, processes: bool) -> tuple[int, str]:
+    """The exit code of `.ci/run` in a tree with these tests, and what it printed. `processes`: the stages run them in
+    processes of their own. Without, it is much faster."""
     made = {"README.md": README, "pytest.ini": INI, "tests/test_it.py": HEAD + tests}
     # Only the plugin that `-n` is of: with all that are installed here, each process starts much later.
-    pytest_alone = f'exec env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -p xdist "$@"'
+    last = "" if processes else " -n 0"
+    pytest_alone = f'exec env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -p xdist "$@"{last}'
     programs = {"pytest": pytest_alone, "ruff": "exit 0", "mypy": "exit 0"}
     made |= {f".venv/bin/{name}": f"#!/bin/sh\n{line}\n" for name, line in programs.items()}
     made |= {f"bin/{name}": "#!/bin/sh\n" for name in ("chromium", "promtool", "apt-get")}
@@ -93,7 +95,7 @@ def gate(tree: Path, tests: str) -> tuple[int, str]:
 
 @pytest.mark.second
 def test_tests_that_pass_when_run_again_are_unsteady_and_named_above_the_closing_lines(tmp_path: Path) -> None:
-    code, said = gate(tmp_path, FLAKY + FIXTURE + CRASH)
+    code, said = gate(tmp_path, FLAKY + FIXTURE + CRASH, processes=True)
     end = said[said.index("3 unsteady") :]
     assert code == 0 and "red:" not in said
     for shown in ("::test_flaky", "a race", "said before", "::test_with_a_fixture[it's [here], quoted]", "no server"):
@@ -107,15 +109,21 @@ def test_tests_that_pass_when_run_again_are_unsteady_and_named_above_the_closing
 @pytest.mark.parametrize(
     ("tests", "named"),
     [
-        (RED, ["tests/test_it.py::test_red", "tests/test_it.py::test_skipped_the_second_time"]),
-        (FOUR, ["4 tests are unsteady, at most 3 may be"]),
+        (
+            RED + FOUR,
+            [
+                "tests/test_it.py::test_red",
+                "tests/test_it.py::test_skipped_the_second_time",
+                "4 tests are unsteady, at most 3 may be",
+            ],
+        ),
         (ELEVEN, ["everyday: 11 tests failed, so none was run again", "tests/test_it.py::test_eleven[10]"]),
         (BROKEN, ["tests/test_it.py"]),
     ],
-    ids=["failed or skipped again", "four unsteady", "eleven failed", "no collection"],
+    ids=["failed or skipped again, four unsteady", "eleven failed", "no collection"],
 )
 def test_what_is_red_ends_nothing_and_is_named(tests: str, named: list[str], tmp_path: Path) -> None:
-    code, said = gate(tmp_path, tests)
+    code, said = gate(tmp_path, tests, processes=tests == BROKEN)  # there pytest ends in another way
     assert code == 1
     listed = said[said.index("\nred:\n") :].splitlines()
     assert [line for line in named if not any(each.strip().startswith(line) for each in listed)] == [], said

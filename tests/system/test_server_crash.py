@@ -40,7 +40,7 @@ async def run(key, job, seconds):
         say("over", key=key, job=job.id)
 """
 KEYS = 8
-LONG, SHORT = 4.0, 0.004
+LONG, SHORT = 2.0, 0.004
 """Seconds a job runs: past the restart of the server; or so short that many jobs of a key come as a chain."""
 TRIALS, LATEST = 4, 0.1
 ENQUEUE = """
