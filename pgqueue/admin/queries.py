@@ -73,13 +73,23 @@ class JobProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class JobStep:
+    """A durable step of a job (`job.step`): its name, when its answer was recorded, and the answer."""
+
+    name: str
+    at: datetime
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
 class JobInfo:
     """A job in the database. Times are UTC, by the database's clock.
 
     `reason` says why it has failed, was cancelled, or waits for another attempt. `key` is what a blocked job waits for.
     `flow` is the id of its flow, and `node` the number of its node there; None for a job of no flow.
-    `progress` is the last one a running job reported. `attempts` are those that did not complete, oldest first; `find`
-    leaves them empty. If arguments, headers or a result are too large to be shown, or cannot be read, they are an
+    `progress` is the last one a running job reported. `attempts` are those that did not complete, oldest first. `steps`
+    are its first 200 durable steps, of all attempts, in the order of their ends. `find` leaves both empty. If
+    arguments, headers, a result or the answer of a step are too large to be shown, or cannot be read, they are an
     object with one key, `pgqueue`, that says so.
     """
 
@@ -113,6 +123,7 @@ class JobInfo:
     reason: str | None
     result: Any
     attempts: tuple[Attempt, ...] = ()
+    steps: tuple[JobStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +330,9 @@ def read_one(rows: list[Row]) -> JobInfo | None:
     """The job of these rows of `queries_get`; None if there is none."""
     if not rows:
         return None
-    job, attempts, said = rows[0]
+    job, attempts, said, steps = rows[0]
     row = json.loads(job) | {"said": said and json.loads(said)}
-    return _job(row, tuple(map(_attempt, json.loads(attempts))))
+    return _job(row, tuple(map(_attempt, json.loads(attempts))), tuple(map(_step, json.loads(steps))))
 
 
 def searching(schema: str, room: int = ROOM, **given: Unpack[Criteria]) -> Steps[Page]:
@@ -444,15 +455,19 @@ def _place(order: str, *last: Any) -> int | str:
     return int(last[-1]) if order == "id" else f"{last[0]}/{last[1]}"
 
 
-def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = ()) -> JobInfo:
+def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = (), steps: tuple[JobStep, ...] = ()) -> JobInfo:
     said = row["said"]
     progress = said and JobProgress(**shown.timed(said, JobProgress))
     values = {name: shown.value(row[name]) for name in ("args", "headers", "result")}
-    return JobInfo(**shown.timed(row, JobInfo) | values | {"progress": progress}, attempts=attempts)
+    return JobInfo(**shown.timed(row, JobInfo) | values | {"progress": progress}, attempts=attempts, steps=steps)
 
 
 def _attempt(row: Mapping[str, Any]) -> Attempt:
     return Attempt(**shown.timed(row, Attempt))
+
+
+def _step(row: Mapping[str, Any]) -> JobStep:
+    return JobStep(**shown.timed(row, JobStep) | {"result": shown.value(row["result"])})
 
 
 def _short(number: float | None) -> str:

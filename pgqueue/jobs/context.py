@@ -6,6 +6,7 @@ A worker gives all of them (`worker.context`), `pgqueue.testing` some. If the jo
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from pgqueue.errors import Error
@@ -70,6 +71,15 @@ class JobContext:
 
     def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
         raise self._refusal(job, "aiterate()")
+
+    def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        """The answer of `call`: no service records it here."""
+        return call()
+
+    async def astep(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        """The answer of `call`, awaited if it is awaitable: no service records it here."""
+        answer = call()
+        return await answer if isawaitable(answer) else answer
 
     def left(self, job: Job) -> str | None:
         """Why the job is not complete although its handler has returned; None if it is complete."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import isfinite
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
@@ -30,9 +31,12 @@ from pgqueue.jobs.keys import Keys
 from pgqueue.jobs.nodes import NODE_BITS, NodeResult, refuse_results
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.jobs.sizes import KEY_MOST, TEXT_MOST
+from pgqueue.jobs.step_names import check_name
 from pgqueue.jobs.values import EPOCH, whole
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 F = TypeVar("F")
@@ -114,6 +118,7 @@ class Job:
         "session_lost",
         "start_by",
         "started",
+        "steps",
         "successors",
         "task",
         "traceparent",
@@ -148,6 +153,8 @@ class Job:
         """`began` as a time of day; None until `started_at` is first read."""
         self.traceparent: str
         """The span of this attempt, as W3C writes it; not set unless `pgqueue.telemetry.otel` has."""
+        self.steps: Any
+        """The durable steps of this run; not set before the first one."""
         self.ended: object
         """The outcome that the job's own transaction has written; set when that transaction was committed."""
         self.written = False
@@ -434,6 +441,30 @@ class Job:
             conn = await job.aconnection()
         """
         return self.context.aiterate(self, _source(source), _size(size))
+
+    def step(self, name: str, fn: Callable[Q, R], /, *args: Q.args, **kwargs: Q.kwargs) -> R:
+        """Call `fn` with these arguments, and record what it returns: a later attempt gets that back, without a call.
+
+            receipt = job.step("charge", charge, order_id, cents=900)
+            job.step("mail", send_mail, receipt.address)
+
+        What `fn` writes on `job.connection` and the record are one commit, at the end of the step: it takes effect
+        once. What it does elsewhere happens at least once: it is recorded after that. `job.connection` is not asked for
+        before a step, only inside of it, or after the last one.
+
+        A step is known by its name: printable text of 1 to 200 bytes, once in a run. Answers are JSON, as large as a
+        result, read as the annotation of `fn` says. If `fn` raises, nothing of the step is kept. The record stays with
+        its job: after a failure, for a retry by hand, and in history. Raises InvalidOption for a name that was used in
+        this run, and Error for an answer that cannot be stored or read back.
+        """
+        return self.context.step(self, check_name(name), partial(fn, *args, **kwargs), fn)  # type: ignore[no-any-return]
+
+    async def astep(self, name: str, fn: Callable[Q, Any], /, *args: Q.args, **kwargs: Q.kwargs) -> Any:
+        """`step` for async handlers; `fn` is async or not.
+
+        receipt = await job.astep("charge", charge, order_id)
+        """
+        return await self.context.astep(self, check_name(name), partial(fn, *args, **kwargs), fn)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"

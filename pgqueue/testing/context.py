@@ -7,7 +7,7 @@ psycopg connection. Only for a session it is enough that the drain has one of SQ
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from psycopg import AsyncConnection, Connection, Rollback
@@ -27,6 +27,7 @@ from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.context import check_own, own_end
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.transactions import sqlalchemy
+from pgqueue.worker.transactions.durable_steps import DurableSteps
 from pgqueue.worker.transactions.iteration import Iterations
 
 
@@ -43,7 +44,9 @@ class DrainContext(JobContext):
         self.iterating = self.spoilt = False
         """Whether an iteration uses the connection; whether one has left a batch that is to be undone."""
         self._outcome_sql = OutcomeSql(config().schema, "testing", notify=False, array=list)
-        self._iterations = Iterations(Batches(self), self._outcome_sql, lambda job: None)
+        batches = Batches(self)
+        self._steps = DurableSteps(batches)
+        self._iterations = Iterations(batches, self._outcome_sql, lambda job: None)
         self._task = task
         self._given = conn
         self._conn: Any = None
@@ -105,6 +108,12 @@ class DrainContext(JobContext):
             else:
                 self._session = await sqlalchemy.asession(await self.aconnection(job))
         return self._session
+
+    def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        return self._steps.step(job, name, call, fn)
+
+    async def astep(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        return await self._steps.astep(job, name, call, fn)
 
     def complete(self, job: Job, conn: object, result: object) -> None:
         try:

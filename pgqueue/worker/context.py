@@ -18,6 +18,7 @@ from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.state import WorkerState
 from pgqueue.worker.transactions.commit import lost
+from pgqueue.worker.transactions.durable_steps import DurableSteps
 from pgqueue.worker.transactions.iteration import Iterations
 from pgqueue.worker.transactions.transactional import Transactional
 
@@ -37,6 +38,7 @@ class WorkerContext(JobContext):
     ) -> None:
         super().__init__()
         self._transactional = transactional
+        self._steps = DurableSteps(transactional)
         self._iterations = iterations
         self._outcome_sql = replace(outcome_sql, array=list)
         self._state = state
@@ -73,6 +75,12 @@ class WorkerContext(JobContext):
     def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
         return self._iterations.aiterate(job, source, size)
 
+    def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        return self._steps.step(job, name, call, fn)
+
+    async def astep(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        return await self._steps.astep(job, name, call, fn)
+
     def left(self, job: Job) -> str | None:
         return self._iterations.left(job)
 
@@ -85,6 +93,7 @@ class WorkerContext(JobContext):
     def anew(self, job: Job) -> None:
         super().anew(job)
         self._iterations.drop([job])
+        job.steps = None
 
     def complete(self, job: Job, conn: object, result: object) -> None:
         try:

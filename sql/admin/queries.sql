@@ -8,7 +8,11 @@ SELECT (SELECT to_json(shown)::text FROM (SELECT {{shown}}) AS shown),
        (SELECT coalesce(json_agg(to_json(a) ORDER BY a.finished_at), '[]')::text
         FROM pgqueue.attempt_rows(job.id) AS a WHERE a.enqueued_at = job.enqueued_at),
        (SELECT to_json(p)::text FROM pgqueue.progress_row(job.id) AS p
-        WHERE job.state = 'running' AND p.updated_at >= job.started_at)
+        WHERE job.state = 'running' AND p.updated_at >= job.started_at),
+       (SELECT coalesce(json_agg(json_build_object('name', s.name, 'at', s.created_at, 'result', CASE
+            WHEN pg_column_size(s.result) > 10000 THEN json_build_object('pgqueue', 'not shown: ' || pg_column_size(s.result) || ' bytes')::text
+            ELSE pgqueue.text_of(s.result) END) ORDER BY s.created_at, s.name), '[]')::text
+        FROM (SELECT * FROM pgqueue.step_rows(job.id, job.enqueued_at) LIMIT 200) AS s)
 FROM (
     SELECT *, true AS has_room, {{shown_sizes}} FROM pgqueue.job_rows(ARRAY[%(id)s::bigint]) OFFSET 0
 ) AS job;

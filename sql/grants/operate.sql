@@ -15,7 +15,7 @@ GRANT SELECT ON pgqueue.history_minute, pgqueue.history_hour, pgqueue.error_grou
 GRANT UPDATE (id) ON pgqueue.job TO :"role";
 -- `pgqueue discard`.
 GRANT DELETE ON pgqueue.job_done, pgqueue.attempt, pgqueue.job_progress TO :"role";
-GRANT SELECT, DELETE ON pgqueue.job_cursor TO :"role";
+GRANT SELECT, DELETE ON pgqueue.job_cursor, pgqueue.job_step TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (expires_at) ON pgqueue.unique_key TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.discarded_key TO :"role";
 GRANT SELECT, INSERT, DELETE ON pgqueue.job_signal TO :"role";

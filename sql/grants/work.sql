@@ -14,7 +14,7 @@ GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_
     pgqueue.job_running TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (job_id) ON pgqueue.job_signal TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.worker, pgqueue.job_progress TO :"role";
-GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.version_start TO :"role";
+GRANT SELECT, INSERT, DELETE ON pgqueue.job_cursor, pgqueue.job_step, pgqueue.version_start TO :"role";
 GRANT SELECT, DELETE ON pgqueue.job_waiter TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.supervisor, pgqueue.supervisor_order TO :"role";
 GRANT SELECT, UPDATE (answered_at, answer) ON pgqueue.stack_request TO :"role";
@@ -62,7 +62,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
     pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]),
     pgqueue.key_state(pgqueue.unique_key), pgqueue.take_back(bigint[], timestamptz[]),
-    pgqueue.forget_requests(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, integer), pgqueue.needed_by_flows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.last_batch(bigint, timestamptz),
+    pgqueue.forget_requests(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, integer), pgqueue.needed_by_flows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.step_rows(bigint, timestamptz), pgqueue.last_batch(bigint, timestamptz),
     pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
     pgqueue.lock_running(bigint, integer, bigint), pgqueue.lock_running_batch(bigint[], integer[], bigint), pgqueue.drop_cursors(bigint, timestamptz, integer), pgqueue.refuse(text),
     pgqueue.refuse_lost(bigint), pgqueue.refuse_ended(bigint), pgqueue.advance_ring(text, boolean), pgqueue.flow_waits(bigint), pgqueue.forget_rows(regclass, tid[]), pgqueue.served(), pgqueue.restore_settings(), pgqueue.text_of(jsonb),

@@ -389,6 +389,18 @@ CREATE TABLE pgqueue.job_cursor (
 );
 COMMENT ON TABLE pgqueue.job_cursor IS 'Where a job that iterates goes on: one row per batch, the highest n counts.';
 
+-- What the durable steps of a job have answered: one row a step, appended in the transaction of the step, never changed.
+-- Kept as long as its job stands anywhere, history included: the next attempt takes the answer from here.
+CREATE TABLE pgqueue.job_step (
+    job_id      bigint      NOT NULL,
+    enqueued_at timestamptz NOT NULL,
+    name        text        NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
+    result      jsonb,
+    created_at  timestamptz NOT NULL DEFAULT pgqueue.now(),
+    PRIMARY KEY (job_id, enqueued_at, name)
+);
+COMMENT ON TABLE pgqueue.job_step IS 'What the durable steps of jobs have answered, for later attempts.';
+
 -- How far running jobs say they are. Written at most once a second per job.
 CREATE TABLE pgqueue.job_progress (
     job_id     bigint           PRIMARY KEY,
@@ -2810,6 +2822,8 @@ BEGIN
         DELETE FROM pgqueue.job_cursor c WHERE c.job_id = ANY (ARRAY(SELECT ended.id FROM ended))
     ), progress AS (
         DELETE FROM pgqueue.job_progress p WHERE p.job_id = ANY (ARRAY(SELECT ended.id FROM ended))
+    ), steps AS (
+        DELETE FROM pgqueue.job_step s WHERE s.job_id = ANY (ARRAY(SELECT ended.id FROM ended))
     ), signals AS (
         DELETE FROM pgqueue.job_signal s WHERE s.job_id = ANY (ARRAY(SELECT ended.id FROM ended))
     ), done AS (
@@ -2944,6 +2958,15 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.drop_cursors IS
     'Part of an iteration: for no other caller.';
+
+-- The durable steps of the job enqueued `since` then, in the order of their ends.
+CREATE FUNCTION pgqueue.step_rows(job_id bigint, since timestamptz) RETURNS SETOF pgqueue.job_step LANGUAGE plpgsql STABLE ROWS 10
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT s.* FROM pgqueue.job_step s
+    WHERE s.job_id = step_rows.job_id AND s.enqueued_at = step_rows.since ORDER BY s.created_at, s.name;
+END $$;
 
 -- What a job says of how far it is.
 CREATE FUNCTION pgqueue.progress_row(job_id bigint) RETURNS SETOF pgqueue.job_progress LANGUAGE plpgsql STABLE ROWS 1
@@ -3493,6 +3516,7 @@ BEGIN
             (SELECT max(c.job_id) FROM pgqueue.job_cursor c WHERE c.job_id < most),
             (SELECT max(s.job_id) FROM pgqueue.job_signal s WHERE s.job_id < most),
             (SELECT max(p.job_id) FROM pgqueue.job_progress p WHERE p.job_id < most),
+            (SELECT max(t.job_id) FROM pgqueue.job_step t WHERE t.job_id < most),
             (SELECT max(w.job_id) FROM pgqueue.job_waiter w WHERE w.job_id < most),
             (SELECT max(a.job_id) FROM pgqueue.attempt a WHERE a.job_id < most), keyed)),
         ('pgqueue.job_pos_seq', (

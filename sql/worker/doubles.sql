@@ -137,6 +137,18 @@ WITH doubled AS MATERIALIZED (
     INSERT INTO pgqueue.job_cursor (job_id, enqueued_at, n, cursor, created_at)
     SELECT moving.new_id, c.enqueued_at, c.n, c.cursor, c.created_at
     FROM cursors_gone c JOIN moving ON moving.id = c.job_id AND moving.enqueued_at = c.enqueued_at AND moving.new_id IS NOT NULL
+), steps AS MATERIALIZED (
+    SELECT s.ctid FROM moving CROSS JOIN LATERAL (
+        SELECT s.ctid FROM pgqueue.job_step s WHERE s.job_id = moving.id AND s.enqueued_at = moving.enqueued_at OFFSET 0
+    ) AS s
+    WHERE moving.new_id IS NOT NULL
+), steps_gone AS (
+    DELETE FROM pgqueue.job_step WHERE ctid = ANY (ARRAY(SELECT ctid FROM steps))
+    RETURNING job_id, enqueued_at, name, result, created_at
+), steps_named AS (
+    INSERT INTO pgqueue.job_step (job_id, enqueued_at, name, result, created_at)
+    SELECT moving.new_id, s.enqueued_at, s.name, s.result, s.created_at
+    FROM steps_gone s JOIN moving ON moving.id = s.job_id AND moving.enqueued_at = s.enqueued_at AND moving.new_id IS NOT NULL
 ), requests_gone AS (
     DELETE FROM pgqueue.job_signal
     WHERE ctid = ANY (ARRAY(SELECT r.ctid FROM requests r JOIN moving ON moving.id = r.id AND moving.place = r.place))

@@ -58,6 +58,7 @@ SLOW = {
     "rates",
     "schedules",
     "schema",
+    "steps",
     "streams",
     "testing",
     "worker",

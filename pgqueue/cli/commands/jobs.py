@@ -151,9 +151,13 @@ def _when(job: JobInfo, now: datetime) -> str:
 
 def _details(job: JobInfo) -> Iterator[str]:
     for name, value in fields_of(job).items():
-        if name == "attempts" or value is None:
+        if name in ("attempts", "steps") or value is None:
             continue
         yield f"{name + ':':<16} {_value(str(job.progress) if name == 'progress' else value)}"
+    for step in job.steps:
+        yield ""
+        yield f"step {plain(step.name)}: recorded {step.at:%Y-%m-%d %H:%M:%S} UTC"
+        yield f"  {_value(step.result)}"
     for attempt in job.attempts:
         yield ""
         yield (

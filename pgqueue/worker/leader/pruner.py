@@ -62,6 +62,10 @@ flows in which no job waits any more. A row that the application keeps, by a for
 row, and no other duty."""
 
 
+STEPS_MOST = 5_000
+"""Jobs with durable steps that one round looks at: a round each minute, so 7 million a day."""
+
+
 class Pruner:
     """Prunes over the given session."""
 
@@ -69,6 +73,7 @@ class Pruner:
         self._session = session
         self._keys_after = ""
         self._flows_after = 0
+        self._steps_after = 0
         self._ahead: dict[str, float] = {}
         """The rings that seem to have turned in a time to come, and since when, by `monotonic`."""
 
@@ -110,6 +115,12 @@ class Pruner:
             require_gone("flow", tuple(answer))
             if last is None or monotonic() >= until:
                 return
+
+    async def steps(self) -> None:
+        """Delete the durable steps of jobs that history has forgotten, from where the last round stopped."""
+        sweep = self._session.link.statement("durable_steps_sweep", after=self._steps_after, n=STEPS_MOST)
+        [[(last,)]] = await self._session.run(sweep)
+        self._steps_after = last or 0
 
     async def forget(self, what: str) -> None:
         """Delete old rows, one of FORGOTTEN."""

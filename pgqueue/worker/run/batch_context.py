@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 from pgqueue.jobs.context import JobContext
@@ -47,6 +47,12 @@ class BatchContext(JobContext):
 
     def progress(self, job: Job, done: float, total: float | None) -> None:
         self._before.progress(job, done, total)
+
+    def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        raise self._refusal(job, "step()")
+
+    async def astep(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        raise self._refusal(job, "astep()")
 
     def anew(self, job: Job) -> None:
         self._before.anew(job)

@@ -183,6 +183,12 @@ class EndedContext(JobContext):
     def progress(self, job: Job, done: float, total: float | None) -> None:
         raise self._refusal(job, "progress()")
 
+    def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        raise self._refusal(job, "step()")
+
+    async def astep(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        raise self._refusal(job, "astep()")
+
     def _refusal(self, job: Job, what: str) -> Error:
         return Error(
             f"job {job.id} ({job.task}): job.{what} after its run is over has no effect: wait for your threads and "

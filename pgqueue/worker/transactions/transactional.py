@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 W = TypeVar("W", Transaction, AsyncTransaction)
 
+BEFORE_ITERATION = "iteration, whose first batch would commit what was written there; ask inside the loop, or after it"
+BEFORE_STEP = "step, which would commit what was written there; ask inside the step, or after the last one"
+"""Why a connection that was asked for too early is refused."""
+
 
 class Transactional:
     """Runs the transactional tasks of one worker, and knows the transaction of each job."""
@@ -92,18 +96,32 @@ class Transactional:
         here = self._loop is asyncio.get_running_loop()
         return self._for_iteration(AsyncTransaction, job, begin, here, "sync: `for batch in job.iterate(…)`")
 
-    def _for_iteration(self, kind: type[W], job: Job, begin: Callable[[W], object], here: bool, otherwise: str) -> W:
+    def for_step(self, job: Job) -> Transaction:
+        """What a durable step is committed by. A job that is not transactional has it until `end_iteration`."""
+        otherwise = "async: `await job.astep(…)`"
+        return self._for_iteration(Transaction, job, _nothing, not _on_a_loop(), otherwise, BEFORE_STEP)
+
+    def afor_step(self, job: Job) -> AsyncTransaction:
+        """The same for an async handler."""
+        here = self._loop is asyncio.get_running_loop()
+        return self._for_iteration(AsyncTransaction, job, _nothing, here, "sync: `job.step(…)`", BEFORE_STEP)
+
+    def _for_iteration(
+        self,
+        kind: type[W],
+        job: Job,
+        begin: Callable[[W], object],
+        here: bool,
+        otherwise: str,
+        before: str = BEFORE_ITERATION,
+    ) -> W:
         work = self._open.get(job)
         if work is None and here:
             work = kind(self._around, job, for_iteration=True)
         if not isinstance(work, kind):
             raise Error(f"job {job.id} ({job.task}): its handler is {otherwise}", job_id=job.id)
         if work.commit.conn is not None:
-            raise Error(
-                f"job {job.id} ({job.task}): job.connection was asked for before the iteration, whose first batch "
-                "would commit what was written there; ask inside the loop, or after it",
-                job_id=job.id,
-            )
+            raise Error(f"job {job.id} ({job.task}): job.connection was asked for before the {before}", job_id=job.id)
         begin(work)
         if work.commit.for_iteration:
             self._open[job] = work
@@ -214,6 +232,9 @@ def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: 
     else:
         why = "its handler is sync: use `job.connection` or `job.session()`"
     return Error(f"job {job.id} ({job.task}): no job.{what} here: {why}", job_id=job.id)
+
+
+def _nothing(work: Transaction | AsyncTransaction) -> None: ...
 
 
 def _on_a_loop() -> bool:

@@ -1,0 +1,146 @@
+"""`job.step` and `job.astep`: a part of a handler that is done once, its answer kept for later attempts.
+
+A step begins with BEGIN when its function first asks for the connection of its job. It ends with one statement, which
+locks the running row by the run's fence (id, worker, claim) and appends a row (job, name, answer); then comes COMMIT.
+The next attempt reads the rows first, and takes an answer that is there instead of calling the function.
+
+Why a step whose function writes on the job's connection takes effect once:
+
+1. Its writes and its row are one transaction. So both are committed, or neither is.
+2. The statement raises if the running row is not this run's. To give the job to another run, that row has to be
+   deleted. So what an old run commits is committed before the next run is claimed, and its rows are read.
+3. (job, enqueued_at, name) is the primary key. So a run that is repeated in place, before a COMMIT without an answer
+   has ended, cannot commit a name twice.
+4. A COMMIT without an answer is settled before the step ends (`Commit.keep`, `in_doubt`): the row is there, or it never
+   will be.
+5. A run is not stopped between the append and the answer to its COMMIT.
+
+What a step does elsewhere is done at least once: its row is written after it. Between the two a worker may die.
+
+A row is found by the name, never by the order: code may be changed between two attempts.
+
+The naive ways: to write the row in a transaction of its own (a kill between the two repeats the effects); to leave out
+the fence (a run that has lost its job records an answer that the other run then takes for its own).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pgqueue.database.statements import Row, Statement
+from pgqueue.errors import Error, InvalidOption
+from pgqueue.jobs.job import Job
+from pgqueue.jobs.step_answers import check_step, read_answer, written_answer
+from pgqueue.worker.run.run import Interrupted
+
+
+@dataclass(slots=True)
+class RunSteps:
+    """The steps of one run of a job."""
+
+    named: set[str] = field(default_factory=set)
+    """The names that this run has used."""
+    known: dict[str, str | None] | None = None
+    """The answers that are recorded, as JSON; None before they were read."""
+    within: str | None = None
+    """The step that runs now."""
+
+
+class StepTransactions(Protocol):
+    """What steps are committed by: a worker's transactions (`Transactional`), or those of a drain."""
+
+    def for_step(self, job: Job) -> Any: ...
+    def afor_step(self, job: Job) -> Any: ...
+    def end_iteration(self, job: Job, work: Any) -> None: ...
+
+
+class DurableSteps:
+    """The steps of the jobs of one worker."""
+
+    def __init__(self, transactions: StepTransactions) -> None:
+        self._transactions = transactions
+
+    def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        """The answer of this step, in the thread of its job: recorded before, or of `call`, which calls `fn`."""
+        steps = self._begin(job, name)
+        work = self._transactions.for_step(job)
+        try:
+            try:
+                if steps.known is None:
+                    steps.known = dict(work.look(self._recorded(job, work)))
+                if name in steps.known:
+                    return read_answer(job.task, name, fn, steps.known[name])
+                answer = call()
+                check_step(job.task, name, fn, answer)
+                written = written_answer(job.task, name, answer)
+                back = read_answer(job.task, name, fn, written)
+                work.keep([self._append(work, name, written)], self._appended(job, work, name))
+                steps.known[name] = written
+                return back
+            finally:
+                self._close(job, steps, work)
+        finally:  # an Interrupted comes once: a step that it broke into is done here
+            self._close(job, steps, work)
+
+    async def astep(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
+        """The same for an async handler; what `call` answers may be awaitable."""
+        steps = self._begin(job, name)
+        work = self._transactions.afor_step(job)
+        try:
+            if steps.known is None:
+                steps.known = dict(await work.look(self._recorded(job, work)))
+            if name in steps.known:
+                return read_answer(job.task, name, fn, steps.known[name])
+            answer = call()
+            if inspect.isawaitable(answer):
+                answer = await answer
+            written = written_answer(job.task, name, answer)
+            back = read_answer(job.task, name, fn, written)
+            await work.keep([self._append(work, name, written)], self._appended(job, work, name))
+            steps.known[name] = written
+            return back
+        finally:
+            try:
+                await work.undo()
+            finally:
+                steps.within = None
+                self._transactions.end_iteration(job, work)
+
+    def _begin(self, job: Job, name: str) -> RunSteps:
+        steps: RunSteps | None = getattr(job, "steps", None)
+        if steps is None:
+            steps = job.steps = RunSteps()
+        where = f"job {job.id} ({job.task}): step {name!r}"
+        if name in steps.named:
+            raise InvalidOption(
+                f"{where}: this run has had a step of that name; the name tells them apart: use another"
+            )
+        if steps.within is not None:
+            raise Error(f"{where}: it is inside the step {steps.within!r}, which it would commit", job_id=job.id)
+        steps.named.add(name)
+        steps.within = name
+        return steps
+
+    def _close(self, job: Job, steps: RunSteps, work: Any) -> None:
+        """The step is over: what it has not committed is undone. Safe to repeat."""
+        with suppress(Interrupted):  # the handler's frame raises what it was stopped by
+            work.undo()
+        steps.within = None
+        self._transactions.end_iteration(job, work)
+
+    def _recorded(self, job: Job, work: Any) -> Statement[list[Row]]:
+        recorded: Statement[list[Row]] = work.statement("durable_steps_read", since=job.enqueued_at.isoformat())
+        return recorded
+
+    def _append(self, work: Any, name: str, result: str | None) -> Statement[list[Row]]:
+        append: Statement[list[Row]] = work.statement("durable_steps_append", step=name, result=result)
+        return append
+
+    def _appended(self, job: Job, work: Any, name: str) -> Statement[list[Row]]:
+        since = job.enqueued_at.isoformat()
+        appended: Statement[list[Row]] = work.statement("durable_steps_appended", step=name, since=since)
+        return appended
