@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pgqueue.database.grants import Needs
 
 CONNECT_SECONDS = 10
+PROXY_SECONDS = 2.0
+"""A proxy that knows no server closes a connection within this time."""
+SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+"""What a client asks first; every PostgreSQL answers it with one byte."""
 
 
 @contextmanager
@@ -47,7 +51,8 @@ def connected(command: str, *, check: bool = True, needs: Needs = "operate") -> 
             with needing(conn, needs):
                 raise
         except psycopg.errors.ReadOnlySqlTransaction as error:
-            primary.refuse_standby(conn, error)
+            if error.diag.sqlstate is not None:  # else no server has said it: a worker that starts waits
+                primary.refuse_standby(conn, error)
             raise
 
 
@@ -89,6 +94,41 @@ def server_state() -> Ping:
     from psycopg.pq import PGconn, Ping
 
     return Ping(PGconn.ping(conninfo(config()).encode()))
+
+
+def between_primaries() -> bool:
+    """Whether the address may lead to a primary soon. A standby answers, though the DSN wants one that can be written;
+    or a proxy takes the connection and closes it without a word, as it does while it knows no server."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    address = conninfo(config())
+    try:
+        with psycopg.connect(make_conninfo(address, target_session_attrs="any"), autocommit=True) as conn:
+            return conn.execute("SHOW transaction_read_only").fetchone() == ("on",)
+    except psycopg.OperationalError:
+        parts = conninfo_to_dict(address)
+    hosts, ports = str(parts.get("host", "")).split(","), str(parts.get("port", 5432)).split(",")
+    places = zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=False)
+    return any(_closes_silently(host, int(port)) for host, port in places if host and not host.startswith(("/", "@")))
+
+
+def _closes_silently(host: str, port: int) -> bool:
+    """Whether a connection is taken and closed before a server has said anything."""
+    import socket
+
+    try:
+        conn = socket.create_connection((host, port), PROXY_SECONDS)
+    except OSError:
+        return False
+    with conn:
+        try:
+            conn.sendall(SSL_REQUEST)
+            return conn.recv(1) == b""
+        except ConnectionError:
+            return True
+        except OSError:
+            return False
 
 
 def place(conn: psycopg.Connection[Any]) -> str:

@@ -24,7 +24,7 @@ from pgqueue import early_signals
 from pgqueue import logs as line_format
 from pgqueue.admin.tasks import taken
 from pgqueue.cli import logs
-from pgqueue.cli.database import connected, place, server_state
+from pgqueue.cli.database import between_primaries, connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.cli.known_names import did_you_mean
 from pgqueue.cli.process_end import (
@@ -40,7 +40,7 @@ from pgqueue.cli.process_end import (
 from pgqueue.client import tasks
 from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
-from pgqueue.database.backoff import Backoff, described, starved
+from pgqueue.database.backoff import Backoff, described, is_loss, starved
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import ReadOnly
 from pgqueue.plain_text import plural
@@ -99,8 +99,8 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
 
 
 def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
-    """Check the schema; what the banner says. Waits for a server that is starting up, or read only, as long as that
-    takes."""
+    """Check the schema; what the banner says. Waits for a server that is starting up, or read only, and between two
+    primaries (`between_primaries`), as long as that takes."""
     backoff, state, outage = Backoff(), None, Outage()
     while True:
         try:
@@ -112,6 +112,9 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
         except ReadOnly as error:
             pause = outage.lost(START, error)
         except psycopg.OperationalError as error:
+            if between_primaries():
+                time.sleep(_waits(outage.lost(START, error), worker_end))
+                continue
             before, state = state, server_state()
             # If it takes connections by now, it may just have come up: then the next error is another one.
             if state not in (Ping.REJECT, Ping.OK) or before == state == Ping.OK:
@@ -119,9 +122,14 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
             if before is None and state == Ping.REJECT:
                 log.warning("waiting for the server: %s", safe(line_of(error)))
             pause = backoff.pause()
-        if worker_end is not None:
-            worker_end.waits()
-        time.sleep(pause)
+        time.sleep(_waits(pause, worker_end))
+
+
+def _waits(pause: float, worker_end: WorkerEnd | None) -> float:
+    """Tell the supervisor, if there is one, that this process waits for the database."""
+    if worker_end is not None:
+        worker_end.waits()
+    return pause
 
 
 async def _serve(
@@ -153,7 +161,7 @@ async def _work(
     signals = Signals(asyncio.get_running_loop(), worker.quiet, grace, end)
     if worker_end is not None:
         worker_end.stop = signals.stop
-    started = asyncio.create_task(worker.start() if worker_end is None else worker_end.start(worker))
+    started = asyncio.create_task(begin(worker) if worker_end is None else worker_end.start(worker))
     await _first(started, signals.received)
     if not started.done():
         started.cancel()
@@ -194,6 +202,22 @@ async def _work(
         worker_end.empty()
     log.info("stopped in order")
     return DONE
+
+
+async def begin(worker: Worker) -> None:
+    """Start the worker. If the database goes away between the first look and its row, try again until it is back."""
+    backoff, outage = Backoff(), Outage()
+    while True:
+        try:
+            await worker.start()
+        except psycopg.Error as error:
+            if worker.worker_id or not is_loss(error):
+                raise
+            outage.lost(START, error)
+        else:
+            outage.answered(START)
+            return
+        await asyncio.sleep(backoff.pause())
 
 
 async def _end(last: LastMessage, end: ProcessEnd, code: int, worker_end: WorkerEnd | None) -> NoReturn:

@@ -28,7 +28,7 @@ def report(job: Job, outcome: Outcome) -> None:
     """Log an attempt that did not succeed: ERROR if it was the last, WARNING if there is another one or it was stopped.
 
     A run whose job was given to another worker meanwhile ends nothing: the completer says in one line that its outcome
-    is dropped. A job that is given back while the database is away is told without a traceback: its code did not fail.
+    is dropped. A job that is given back while the database is away has no traceback: its code has not failed.
 
     Called for every outcome, from the loop and from threads. Raises nothing, even if a filter of the application fails:
     an error here would keep the job's slot.
@@ -88,11 +88,11 @@ def _named(job: Job) -> str:
 
 def _sentence(told: JobOutcome) -> str:
     """`failed after 0.512 s, again in 9.7 s: KeyError: 'sku'`"""
-    what: str = (
-        "timed out" if told.reason == "timeout" else "failed" if told.name in ("retried", "failed") else told.name
-    )
-    if told.name == "retried" and told.reason == "interrupted":
-        what = "is given back"
+    what: str = told.name
+    if told.reason == "timeout":
+        what = "timed out"
+    elif told.name in ("retried", "failed"):
+        what = "is given back" if told.reason == "interrupted" else "failed"
     after = f" after {told.seconds:.3f} s" if told.seconds else ""
     then = {"retried": ", again", "snoozed": ", again", "failed": " and is given up"}.get(told.name, "")
     when = "" if told.delay is None else f" in {told.delay:.1f} s"

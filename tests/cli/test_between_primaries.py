@@ -1,0 +1,143 @@
+"""A worker that is started while there is no primary waits for one; a wrong address is an error at once."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import psycopg
+import pytest
+from commands import pgqueue, working
+from pgbouncers import free_port
+from psycopg.conninfo import conninfo_to_dict
+from servers import Server
+from standby import pair
+
+from pgqueue.cli.worker_process import begin
+from pgqueue.database import migrations
+
+SHOP = "import pgqueue\n\n@pgqueue.task(name='shop.mail')\nasync def mail() -> None: ...\n"
+
+pytestmark = pytest.mark.promise("F342")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    return tmp_path
+
+
+@pytest.mark.parametrize("attributes", ["any", "read-write", "primary"])
+def test_a_worker_waits_for_the_promotion_of_a_standby(attributes: str, own_server: Server, app: Path) -> None:
+    assert own_server.cluster is not None
+    with pair(own_server.cluster, synchronous=False) as both:
+        migrations.migrate(both.dsn())
+        both.caught_up()
+        both.crash()
+        with working("shop", dsn=both.dsn(attributes), cwd=app) as worker:
+            worker.says("trying again until it is back" if attributes != "any" else "nothing is taken until")
+            both.promote()
+            worker.says("ready")
+            worker.signal(signal.SIGTERM)
+            assert worker.ends() == 0, worker.output
+
+
+class Proxy:
+    """A port of loopback that closes each connection without a word, until it leads to the server."""
+
+    def __init__(self, dsn: str) -> None:
+        self._target = conninfo_to_dict(dsn)
+        self.closed = threading.Semaphore(0)
+        self.knows_server = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends = list[socket.socket]()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for each in self._ends:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if not self.knows_server.is_set():
+                    client.close()
+                    self.closed.release()
+                    continue
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(f"{self._target['host']}/.s.PGSQL.{self._target.get('port', 5432)}")
+                self._ends += [client, server]
+                for ends in ((client, server), (server, client)):
+                    threading.Thread(target=_pass_on, args=ends, daemon=True).start()
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def proxy(dsn: str) -> Iterator[Proxy]:
+    made = Proxy(dsn)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_worker_waits_behind_a_proxy_that_knows_no_server(own_server: Server, app: Path) -> None:
+    dsn = own_server.dsn("postgres")
+    migrations.migrate(dsn)
+    with proxy(dsn) as made:
+        query = urlencode({"host": "127.0.0.1", "port": made.port, "sslmode": "disable", "gssencmode": "disable"})
+        with working("shop", dsn=f"postgresql://postgres@/postgres?{query}", cwd=app) as worker:
+            worker.says("trying again until it is back")
+            for _ in range(4):
+                assert made.closed.acquire(timeout=60)
+            made.knows_server.set()
+            worker.says("ready")
+            worker.signal(signal.SIGTERM)
+            assert worker.ends() == 0, worker.output
+
+
+async def test_a_database_that_goes_away_after_the_first_look_is_waited_for() -> None:
+    """Naive: the worker ends with 3, for it found a database a moment before."""
+
+    class Starts:
+        worker_id, tries = 0, 0
+
+        async def start(self) -> None:
+            self.tries += 1
+            if self.tries < 4:
+                raise psycopg.OperationalError("refused")
+            if self.tries == 5:
+                self.worker_id = 7
+                raise psycopg.OperationalError("after its row")
+
+    worker: Any = Starts()
+    await begin(worker)
+    assert worker.tries == 4
+    with pytest.raises(psycopg.OperationalError, match="after its row"):
+        await begin(worker)
+
+
+def test_a_wrong_address_is_an_error_at_once(app: Path) -> None:
+    done = pgqueue("work", "shop", dsn=f"postgresql://postgres@127.0.0.1:{free_port()}/postgres", cwd=app)
+    assert done.returncode == 3
