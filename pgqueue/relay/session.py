@@ -14,9 +14,8 @@ from typing import Any
 from psycopg import OperationalError
 
 from pgqueue.database.backoff import wait
-from pgqueue.database.dead_link import hang_up
 from pgqueue.database.pipeline import Wire
-from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, ReadOnly, connect, identify, keep, writable
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, ReadOnly, connect, identify, keep, overdue, writable
 from pgqueue.database.statements import Statement
 from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic
@@ -44,11 +43,8 @@ class Session:
     async def ask(self, *statements: Statement[Any]) -> list[Any]:
         """Send the statements in one round trip; return the answer of each. After an error of the server the session
         goes on, in a transaction that has failed; after any other exception it has ended."""
-        timer = asyncio.get_running_loop().call_later(ROUND_TRIP_SECONDS, hang_up, self._wire)
-        try:
+        with overdue(self._wire, self.link, ROUND_TRIP_SECONDS):
             answers = await self._wire.ask(statements)
-        finally:
-            timer.cancel()
         self.link.outage.answered(self._side)
         return [each.read(rows) for each, rows in zip(statements, answers, strict=True)]
 

@@ -168,7 +168,7 @@ def rolled(cluster: Patroni, leader: Node) -> None:
         if node is leader:
             cluster.switch_over()
             wait_until(lambda: role(leader) == "standby", 60)
-        cluster.ask(node, "restart")
+        cluster.restart(node)
         wait_until(lambda node=node: role(node) == "standby", 60)  # type: ignore[misc]
 
 

@@ -36,7 +36,8 @@ needs_patroni = pytest.mark.skipif(not there, reason=WHY)
 
 TTL = 20
 """Seconds until a leader that does not answer is replaced; Patroni allows no less."""
-PRECONDITION = 412
+NOT_YET = {412, 503}
+"""What Patroni answers while it knows no standby that is good enough, or a server is still starting."""
 ACCESS = ("all", "replication")
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "200", "max_wal_size": "1GB"}
 HAPROXY = """\
@@ -191,24 +192,27 @@ class Patroni:
             return synchronous in states and len(states) == len(self.nodes) - 1
         return False
 
-    def ask(self, node: Node, command: str, **said: str) -> str:
-        """Send a command to the Patroni of this node; its answer."""
-        request = urllib.request.Request(f"http://127.0.0.1:{node.api}/{command}", json.dumps(said).encode())
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return str(answer.read().decode())
-
     def switch_over(self) -> None:
         """A planned switchover; returns when Patroni says that it is done."""
         leader = self.leader()
         assert leader is not None
-        wait_until(lambda: self._asked(leader, "switchover", leader=leader.name))
+        self.ask(leader, "switchover", leader=leader.name)
 
-    def _asked(self, node: Node, command: str, **said: str) -> bool:
-        """Whether the Patroni of this node does that: it refuses while it knows no standby that is good enough."""
+    def restart(self, node: Node) -> None:
+        """Restart the server of this node; returns when Patroni says that it is done."""
+        self.ask(node, "restart")
+
+    def ask(self, node: Node, command: str, **said: str) -> None:
+        """Have the Patroni of this node do that, when it can."""
+        wait_until(lambda: self._done(node, command, said))
+
+    def _done(self, node: Node, command: str, said: dict[str, str]) -> bool:
+        request = urllib.request.Request(f"http://127.0.0.1:{node.api}/{command}", json.dumps(said).encode())
         try:
-            self.ask(node, command, **said)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                answer.read()
         except HTTPError as refused:
-            if refused.code != PRECONDITION:
+            if refused.code not in NOT_YET:
                 raise
             return False
         return True
