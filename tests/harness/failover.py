@@ -14,6 +14,7 @@ at once, no attempt is spent. A commit without an answer is counted apart. Async
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import sys
 import tempfile
@@ -294,6 +295,7 @@ def main() -> int:
     parser.add_argument("--way", choices=WAYS, help="this way to the database only")
     parser.add_argument("--asynchronous", action="store_true", help="no standby is waited for")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a run that is cut short leaves no server behind
     sound = True
     for fault in [asked.fault] if asked.fault else FAULTS:
         for way in [asked.way] if asked.way else WAYS:
