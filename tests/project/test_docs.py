@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pages
 import pytest
+import reference
 from pages import PAGES, ROOT, Block, Reader, anchor, anchors, blocks, links, prose
 from servers import memory
 
@@ -191,8 +192,8 @@ def test_the_module_table_lists_every_module() -> None:
 def test_at_least_once_is_stated_and_exactly_once_delivery_is_not_promised() -> None:
     promised = README.read_text(encoding="utf-8").split("## What is promised", 1)[1].split("\n## ", 1)[0]
     assert "**At least once.**" in promised
-    assert "a handler may run twice" in " ".join(promised.split())
-    assert "Exactly-once *delivery* does not exist" in promised
+    said = " ".join(promised.split())
+    assert "a handler may run twice" in said and "Exactly-once *delivery* does not exist" in said
 
 
 # What exists is described --------------------------------------------------------------------------------------------
@@ -259,8 +260,20 @@ def test_the_example_of_migrate_names_each_migration() -> None:
 
 
 def test_every_public_name_is_described() -> None:
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page not in reference.pages())
     assert [name for name in pgqueue.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+@pytest.mark.promise("F351")
+@pytest.mark.parametrize("page", reference.pages(), ids=pages.name)
+def test_the_reference_is_what_the_code_says(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == reference.pages()[page], f"write it anew: {reference.REGENERATE}"
+
+
+def test_the_reference_has_every_public_name_and_every_command() -> None:
+    names, of_commands = (text.splitlines() for text in reference.pages().values())
+    assert [name for name in pgqueue.__all__ if f"### {name}" not in names] == []
+    assert [name for name in commands() if not any(line.startswith(f"## pgqueue {name}") for line in of_commands)] == []
 
 
 def test_every_environment_variable_is_described() -> None:
