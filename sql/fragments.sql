@@ -381,6 +381,18 @@ coalesce((SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > %(after)s::text 
 coalesce((SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key < 'node:' ORDER BY b.key LIMIT 1),
          (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > greatest(w.key, 'node;') ORDER BY b.key LIMIT 1))
 
+-- name: watched_nodes
+-- The next n nodes for which jobs wait, after the key `after`, in the order of their keys: `named`. Jumps along the index of keys.
+walked (key, place) AS (
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > greatest(%(after)s::text, 'node:') AND b.key < 'node;' ORDER BY b.key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key < 'node;' ORDER BY b.key LIMIT 1), w.place + 1
+    FROM walked w WHERE w.key IS NOT NULL AND w.place < %(n)s::integer
+), named AS MATERIALIZED (
+    SELECT key, place, CASE WHEN substr(key, 6) ~ '^[1-9][0-9]{0,17}$' THEN substr(key, 6)::bigint END AS node
+    FROM walked WHERE key IS NOT NULL
+)
+
 -- name: node_is_watched
 -- Whether a job waits for the node `x.node`.
 (SELECT true FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node LIMIT 1) IS TRUE

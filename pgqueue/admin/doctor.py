@@ -50,6 +50,8 @@ EXPLAINED = frozenset({"paused", "task_paused", "unserved", "unknown"})
 HERE, MIGRATE = page("operations", "what-pgqueue-doctor-finds"), page("operations", "pgqueue-migrate")
 DISK = at_night(Symptom.DISK)
 
+NODES_MOST, RELEASE_SECONDS = 1_000, 60.0
+"""So many nodes of flows are looked at; their jobs are released at once, or by the next sweep."""
 INDEXES = (
     "job_available_id", "job_available_keyed", "job_available_limit_holds", "job_available_lock_holds",
     "job_available_node", "job_available_plain", "job_blocked_id", "job_blocked_limit_holds",
@@ -165,6 +167,7 @@ def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
     server = yield _facts("doctor_server")
     tables = yield _facts("doctor_tables", seconds=VACUUM_SECONDS, indexes=list(INDEXES))
     workers = yield _facts("doctor_workers")
+    flows = yield _facts("doctor_flows", after="", n=NODES_MOST, seconds=RELEASE_SECONDS)
     [[undeclared, _]] = yield named("limits_undeclared", after=limits.FIRST_RATE, n=limits.KEYS_MOST)
     growth = yield _facts("doctor_growth")
     [[may]] = yield named("lag_relays_visible")
@@ -180,6 +183,7 @@ def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
         *_of_tables(tables),
         *_of_workers(workers, led=server["led"]),
         *_of_duties(duties),
+        *_of_flows(flows),
         *_of_unserved(found, left),
         *_of_queues(found, free),
         *_of_growth(found, growth),
@@ -313,6 +317,14 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
         what = f"no live worker declares schedule {each['name']} any more"
         todo = "deploy its code, or remove it: `pgqueue schedules remove`"
         yield Finding("schedule", WARNING, what, todo, page("schedules"), each["age"])
+
+
+def _of_flows(found: Mapping[str, Any]) -> Iterator[Finding]:
+    if found["nodes"]:
+        nodes = plural(found["nodes"], "node", "nodes")
+        what = f"all jobs of {nodes} have ended, and jobs that wait for them are not released"
+        todo = "look into the logs of the workers: a trigger or a value of a row may refuse a job; `pgqueue why ID`"
+        yield Finding("unreleased", WARNING, what, todo, HERE, found["age"])
 
 
 def _of_duties(duties: Iterable[DutyInfo]) -> Iterator[Finding]:

@@ -87,6 +87,23 @@ SELECT json_build_object(
     'measured', (SELECT extract(epoch FROM pgqueue.now() - d.at)::float8 FROM pgqueue.depth d ORDER BY d.at DESC LIMIT 1)
 )::text;
 
+-- name: doctor_flows
+-- Among the first n nodes for which jobs wait after the key `after`, those that have ended for more than `seconds`: how many, and for how
+-- many seconds the first of them has. As JSON.
+WITH RECURSIVE {{watched_nodes}}
+, ended AS MATERIALIZED (
+    SELECT x.node, x.key FROM named AS x WHERE x.node IS NOT NULL AND NOT {{node_lives}}
+), since AS MATERIALIZED (
+    -- Without a job in history it is as old as the jobs that wait for it.
+    SELECT coalesce(
+        (SELECT max(j.finished_at) FROM pgqueue.job j
+         WHERE j.node IN (ended.node, -ended.node) AND j.state IN ('completed', 'skipped', 'failed', 'cancelled')),
+        (SELECT b.enqueued_at FROM pgqueue.job_blocked b WHERE b.key = ended.key ORDER BY b.rank, b.id LIMIT 1)) AS at
+    FROM ended
+)
+SELECT json_build_object('nodes', count(*), 'age', extract(epoch FROM pgqueue.now() - min(since.at))::float8)::text
+FROM since WHERE since.at < (SELECT pgqueue.now()) - make_interval(secs => %(seconds)s::float8);
+
 -- name: doctor_duties
 -- What has become of each duty, as JSON.
 SELECT coalesce(json_agg(d ORDER BY d.name), '[]')::text FROM ({{duties}}) AS d;

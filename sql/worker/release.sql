@@ -9,15 +9,7 @@ WHERE {{node_is_watched}} AND NOT {{node_lives}};
 -- name: release_walk
 -- Look at the next n nodes for which jobs wait, after the key `after`, in the order of their keys. Answers those of which no job lives,
 -- and the last key looked at (NULL: the walk is at its end). Jumps along the index of keys.
-WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > greatest(%(after)s::text, 'node:') AND b.key < 'node;' ORDER BY b.key LIMIT 1)
-    UNION ALL
-    SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key AND b.key < 'node;' ORDER BY b.key LIMIT 1), w.place + 1
-    FROM walked w WHERE w.key IS NOT NULL AND w.place < %(n)s::integer
-), named AS MATERIALIZED (
-    SELECT key, place, CASE WHEN substr(key, 6) ~ '^[1-9][0-9]{0,17}$' THEN substr(key, 6)::bigint END AS node
-    FROM walked WHERE key IS NOT NULL
-)
+WITH RECURSIVE {{watched_nodes}}
 SELECT ARRAY(SELECT x.node FROM named AS x WHERE x.node IS NOT NULL AND NOT {{node_lives}} ORDER BY x.place),
     (SELECT key FROM named WHERE place = %(n)s::integer);
 

@@ -71,22 +71,30 @@ def over(eyes: Eyes, number: int) -> Any:
     return lambda: eyes.one(sql, number)
 
 
+@pytest.fixture
+def no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is released is released by a look: no sweep finds anything."""
+    monkeypatch.setattr(releaser.Releaser, "swept", lambda self: None)
+
+
 # With workers --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("F370")
+@pytest.mark.usefixtures("no_sweep")
 async def test_a_job_starts_after_all_jobs_of_all_nodes_it_waits_for(dsn: str, eyes: Eyes) -> None:
-    """A chain behind a fan-out and a fan-in, by two workers: quicker than any sweep comes."""
+    """A chain behind a fan-out and a fan-in, by two workers, without a sweep."""
     many = Made("flows.note", [{"word": f"many {n}"} for n in range(30)], after=[0])
     put(eyes.conn, noted("first"), many, noted("other"), noted("last", after=[1, 2]), noted("end", after=[3]))
     async with work(dsn, note, poll=60.0), work(dsn, note, poll=60.0):
-        await until(over(eyes, 34), 4.0)
+        await until(over(eyes, 34))
     assert ran.index("first") < min(ran.index(f"many {n}") for n in range(30))
     assert ran[-2:] == ["last", "end"]
     assert len(ran) == 34
 
 
 @pytest.mark.promise("F371")
+@pytest.mark.usefixtures("no_sweep")
 async def test_a_failure_cancels_what_must_complete_and_runs_what_waits_for_it(dsn: str, eyes: Eyes) -> None:
     made = put(
         eyes.conn,
@@ -101,7 +109,7 @@ async def test_a_failure_cancels_what_must_complete_and_runs_what_waits_for_it(d
         noted("after the skipped one", after=[7]),
     )
     async with work(dsn, note, fail, poll=60.0):
-        await until(over(eyes, 9), 4.0)
+        await until(over(eyes, 9))
     assert sorted(ran) == sorted([
         "fails", "told of the end", "told of the failure", "branch", "branch goes on", "after the skipped one"
     ])  # fmt: skip
@@ -134,6 +142,7 @@ async def test_a_released_job_waits_for_its_delay_and_its_lock_as_others_do(dsn:
 
 
 @pytest.mark.promise("F374")
+@pytest.mark.usefixtures("no_sweep")
 async def test_results_become_arguments_at_the_release(dsn: str, eyes: Eyes) -> None:
     """Of one job its result, of many a list in the order of their ids, with null where a job did not complete."""
     put(
@@ -146,7 +155,7 @@ async def test_results_become_arguments_at_the_release(dsn: str, eyes: Eyes) -> 
         noted("got failed:", after_end=[2], results={"got": (2, True)}),
     )
     async with work(dsn, note, fail, poll=60.0):
-        await until(over(eyes, 7), 4.0)
+        await until(over(eyes, 7))
     assert {word for word in ran if word.startswith("got")} == {
         "got one: 'one'", "got many: ['a', 'b']", "got failed: [None]"
     }  # fmt: skip

@@ -145,6 +145,23 @@ async def test_why_says_which_job_a_cancelled_one_depended_on(dsn: str, eyes: Ey
     assert eyes.state(third) == "available"
 
 
+@pytest.mark.promise("F376")
+def test_the_doctor_finds_jobs_that_are_not_released(dsn: str, eyes: Eyes) -> None:
+    flows = [put(eyes.conn, Made(), Made(after=[0])) for _ in range(3)]
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        end(eyes, flows[0][0][1][0])
+        assert [finding.name for finding in pgqueue.doctor(conn).findings if finding.name == "unreleased"] == []
+        eyes.do(
+            "WITH gone AS (DELETE FROM pgqueue.job_done RETURNING *) INSERT INTO pgqueue.job_done "
+            "(state, finished_at, bin, id, task, node) "
+            "SELECT state, now() - interval '90 s', bin, id, task, node FROM gone"
+        )
+        [finding] = [finding for finding in pgqueue.doctor(conn).findings if finding.name == "unreleased"]
+    assert finding.what == "all jobs of 1 node have ended, and jobs that wait for them are not released"
+    assert finding.seconds is not None
+    assert 90.0 <= finding.seconds < 120.0
+
+
 # Moves ---------------------------------------------------------------------------------------------------------------
 
 
