@@ -43,6 +43,10 @@ class JobNotFound(Error, LookupError):
     """No job has this id: it never existed, its transaction rolled back, or retention has removed it."""
 
 
+class FlowNotFound(Error, LookupError):
+    """No flow has this id: it never existed, its transaction rolled back, or retention has removed its last job."""
+
+
 class BulkNotFound(Error, LookupError):
     """There is no operation by filter with this id: it never was, or it is older than 90 days."""
 

@@ -39,6 +39,13 @@ from pgqueue.admin.doctor import doctor as doctor
 from pgqueue.admin.error_groups import ErrorGroup as ErrorGroup
 from pgqueue.admin.error_groups import aerror_groups as aerror_groups
 from pgqueue.admin.error_groups import error_groups as error_groups
+from pgqueue.admin.flows import FlowInfo as FlowInfo
+from pgqueue.admin.flows import FlowNodes as FlowNodes
+from pgqueue.admin.flows import NodeInfo as NodeInfo
+from pgqueue.admin.flows import aflows as aflows
+from pgqueue.admin.flows import aget_flow as aget_flow
+from pgqueue.admin.flows import flows as flows
+from pgqueue.admin.flows import get_flow as get_flow
 from pgqueue.admin.history import HistoryRow as HistoryRow
 from pgqueue.admin.history import ahistory as ahistory
 from pgqueue.admin.history import history as history
@@ -86,6 +93,7 @@ from pgqueue.database.migrations import migrate as migrate
 from pgqueue.errors import BulkNotFound as BulkNotFound
 from pgqueue.errors import DuplicateJob as DuplicateJob
 from pgqueue.errors import Error as Error
+from pgqueue.errors import FlowNotFound as FlowNotFound
 from pgqueue.errors import InvalidArguments as InvalidArguments
 from pgqueue.errors import InvalidOption as InvalidOption
 from pgqueue.errors import JobCancelled as JobCancelled

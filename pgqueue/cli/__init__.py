@@ -29,6 +29,7 @@ COMMANDS = (
     "queues",
     "tasks",
     "jobs",
+    "flows",
     "why",
     "stack",
     "doctor",

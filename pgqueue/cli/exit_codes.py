@@ -20,6 +20,7 @@ from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import (
     BulkNotFound,
     Error,
+    FlowNotFound,
     InvalidArguments,
     InvalidOption,
     JobNotFound,
@@ -88,7 +89,9 @@ def code_of(error: BaseException) -> int | None:
     match error:
         case NotConfigured() | InvalidOption() | InvalidArguments():
             return USAGE
-        case BulkNotFound() | JobNotFound() | LimitNotFound() | ScheduleNotFound() | ScheduleDeclared():
+        case (
+            BulkNotFound() | FlowNotFound() | JobNotFound() | LimitNotFound() | ScheduleNotFound() | ScheduleDeclared()
+        ):
             return NO
         case SchemaMissing() | SchemaForeign() | SchemaBehind() | SchemaTooNew():
             return SCHEMA

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import psycopg
 import pytest
+from commands import pgqueue as command
+from roles import Role, role
 
 import pgqueue
 from pgqueue import Flow, InvalidOption
-from pgqueue.admin import queries
+from pgqueue.admin import flows, queries
 from pgqueue.admin.bulk import runner
 
 Conn = psycopg.Connection[Any]
+
+__all__ = ["role"]
 
 step = pgqueue.remote("step")
 
@@ -130,3 +135,122 @@ def test_an_operation_leaves_it_too(dsn: str) -> None:
         done = pgqueue.get_bulk(conn, begun.id)
         assert dict(done.counts) == {"needed": 1}
         assert len(pgqueue.find(conn, flow=handle.id)) == 5
+
+
+# The newest flows, and one with its nodes ----------------------------------------------------------------------------
+
+
+def test_the_newest_flows_come_first_with_their_state(conn: Conn) -> None:
+    first, second, third = enqueued(conn, "a"), enqueued(conn, "b"), Flow("c").enqueue(conn)
+    end(conn, min(first._ids), "failed")
+    pgqueue.cancel(conn, flow=first.id)
+    found = pgqueue.flows(conn)
+    assert [(flow.id, flow.name, flow.state, dict(flow.jobs)) for flow in found] == [
+        (third.id, "c", "empty", {}),
+        (second.id, "b", "running", {"available": 1, "blocked": 4}),
+        (first.id, "a", "failed", {"cancelled": 4, "failed": 1}),
+    ]
+    assert [flow.finished_at is None for flow in found] == [True, True, False]
+    assert all(flow.exact for flow in found)
+    assert [flow.id for flow in pgqueue.flows(conn, limit=1)] == [third.id]
+    assert [flow.id for flow in pgqueue.flows(conn, before=third.id)] == [second.id, first.id]
+
+
+def test_no_more_jobs_are_counted_than_a_list_may(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "COUNTED_MOST", 2)
+    enqueued(conn)
+    [flow] = pgqueue.flows(conn)
+    assert (dict(flow.jobs), flow.exact) == ({"available": 1, "blocked": 2}, False)
+
+
+def test_a_flow_has_its_nodes_with_what_they_wait_for(conn: Conn) -> None:
+    handle = enqueued(conn)
+    one = pgqueue.get_flow(conn, handle.id)
+    assert (one.flow.id, one.flow.name, one.flow.state, one.nodes_count) == (handle.id, "order 7", "running", 3)
+    assert [(node.number, node.name, node.task, dict(node.jobs), node.waiting) for node in one.nodes] == [
+        (1, "paid", "step", {"available": 1}, 0),
+        (2, None, "step", {"blocked": 3}, 3),
+        (3, None, "step", {"blocked": 1}, 1),
+    ]
+    assert [(node.after, node.after_end, node.after_failure) for node in one.nodes] == [
+        ((), (), ()),
+        ((1,), (), ()),
+        ((), (2,), ()),
+    ]
+    assert [node.state for node in one.nodes] == ["running", "waiting", "waiting"]
+    assert [flows.after_of(node) for node in one.nodes] == ["", "1", "2 ended"]
+    pgqueue.cancel(conn, flow=handle.id)
+    assert [node.state for node in pgqueue.get_flow(conn, handle.id).nodes] == ["cancelled"] * 3
+
+
+def test_a_node_without_jobs_is_a_node_and_a_large_flow_shows_the_first_ones(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "NODES_MOST", 2)
+    flow = Flow("large")
+    flow.add_many(list[pgqueue.NewJob[Any]](), name="nothing")
+    for n in range(3):
+        flow.add(step.new(n=n))
+    one = pgqueue.get_flow(conn, flow.enqueue(conn).id)
+    assert ([(node.number, node.state, node.task) for node in one.nodes], one.nodes_count) == (
+        [(1, "empty", None), (2, "running", "step")],
+        4,
+    )
+
+
+def test_a_flow_that_is_not_there_is_named(conn: Conn) -> None:
+    for id in (7, (1 << 63) - 1):
+        with pytest.raises(pgqueue.FlowNotFound, match=f"flow {id} is not there"):
+            pgqueue.get_flow(conn, id)
+    with pytest.raises(InvalidOption, match="flow"):
+        pgqueue.get_flow(conn, 0)
+    with pytest.raises(InvalidOption, match="limit"):
+        pgqueue.flows(conn, limit=1001)
+
+
+def test_a_role_that_reads_sees_flows(conn: Conn, role: Role) -> None:
+    handle = enqueued(conn)
+    conn.commit()
+    with psycopg.connect(role("read")) as reader:
+        assert pgqueue.flows(reader)[0].id == handle.id
+        assert pgqueue.get_flow(reader, handle.id).nodes_count == 3
+        assert len(pgqueue.find(reader, flow=handle.id)) == 5
+    with psycopg.connect(role("operate")) as operator:
+        assert len(pgqueue.cancel(operator, flow=handle.id)) == 5
+        assert {answer.did for answer in pgqueue.discard(operator, flow=handle.id)} == {"discarded"}
+
+
+# The commands --------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_show_flows_and_act_on_one(dsn: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        first, second = enqueued(conn, "order 7"), enqueued(conn, "order 8")
+    lines = command("flows", dsn=dsn).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ID", str(second.id), str(first.id)]
+    assert "order 8  running  1 available, 4 blocked  since" in lines[1]
+    lines = command("flows", str(first.id), dsn=dsn).stdout.splitlines()
+    assert lines[0].startswith(f"flow {first.id} 'order 7': running, since ")
+    assert [line.split() for line in lines[3:]] == [
+        ["1", "paid", "step", "running", "1", "available"],
+        ["2", "step", "waiting", "3", "blocked", "1"],
+        ["3", "step", "waiting", "1", "blocked", "2", "ended"],
+    ]
+    jobs = command("jobs", "--flow", str(first.id), dsn=dsn).stdout.splitlines()
+    assert [int(line.split()[0]) for line in jobs[1:]] == sorted(first._ids, reverse=True)
+    one = command("jobs", str(max(first._ids)), dsn=dsn).stdout
+    assert f"flow:            {first.id}\n" in one and "node:            3\n" in one
+    done = command("cancel", "--flow", str(first.id), "--yes", dsn=dsn)
+    assert (done.returncode, done.stdout) == (0, "5 cancelled\n")
+    [item] = json.loads(command("flows", str(first.id), "--json", dsn=dsn).stdout)["items"]
+    assert (item["state"], [node["state"] for node in item["nodes"]]) == ("cancelled", ["cancelled"] * 3)
+    assert command("discard", "--flow", str(first.id), "--yes", dsn=dsn).stdout == "5 discarded\n"
+    newest, *_ = json.loads(command("flows", "--json", dsn=dsn).stdout)["items"]
+    assert (newest["id"], newest["state"]) == (second.id, "running")
+
+
+def test_the_command_says_what_is_not_there_and_what_excludes_each_other(dsn: str) -> None:
+    assert command("flows", dsn=dsn).stdout == "There is no flow.\n"
+    missing = command("flows", "7", dsn=dsn)
+    assert (missing.returncode, "flow 7 is not there" in missing.stderr) == (1, True)
+    assert command("flows", "7", "--limit", "1", dsn=dsn).returncode == 2

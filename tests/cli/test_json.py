@@ -24,6 +24,8 @@ ASKED = {
     "queues": ["queues"],
     "jobs": ["jobs"],
     "jobs-one": ["jobs", "4711"],
+    "flows": ["flows"],
+    "flows-one": ["flows", "4711"],
     "why": ["why", "4711"],
     "doctor": ["doctor"],
     "cancel": ["cancel", "4711"],
