@@ -190,3 +190,43 @@ async def test_a_job_knows_its_flow(dsn: str, eyes: Eyes) -> None:
     async with work(dsn, asks):
         await until(lambda: len(seen) == 3)
     assert sorted(seen, key=str) == [handle.id, handle.id, None]
+
+
+@pytest.mark.promise("F390")
+@pytest.mark.parametrize("alone", [False, True], ids=["one transaction", "autocommit"])
+async def test_a_retry_of_a_flow_runs_what_failed_and_what_waited_for_it_and_nothing_that_completed(
+    dsn: str, eyes: Eyes, alone: bool
+) -> None:
+    ran: list[str] = []
+    ok: set[str] = set()
+
+    @pgqueue.task(name="step", retry=ONCE)
+    async def step(word: str, got: Any = None) -> str:
+        ran.append(f"{word} of {got}" if got else word)
+        if word in ("b", "e") and word not in ok:
+            raise RuntimeError(word)
+        return word.upper()
+
+    flow = Flow("letters")
+    a = flow.add(step.new("a"))
+    b = flow.add_many([step.new(word) for word in ("b", "d", "e")], after=[a])
+    c = flow.add(step.new("c", b.result))
+    f = flow.add(step.new("f"), after=[c, a.ended])
+    sorry = flow.add(step.new("sorry"), after=[b.failed])
+    other = flow.add(step.new("other", a.result))
+    with psycopg.connect(dsn) as conn:
+        handle = flow.enqueue(conn)
+    last = {node: handle.jobs(node)[0].id for node in (c, f, sorry, other)}
+    async with work(dsn, step):
+        await until(lambda: eyes.state(last[f]) == "cancelled" and eyes.state(last[sorry]) == "completed")
+        await until(lambda: eyes.state(last[other]) == "completed")
+        assert sorted(ran) == ["a", "b", "d", "e", "other of A", "sorry"]
+        ran.clear()
+        ok.update("be")
+        with psycopg.connect(dsn, autocommit=alone) as conn:
+            answers = pgqueue.retry(conn, flow=handle.id)
+            assert [answer.did for answer in answers] == ["retried"] * 4
+        await until(lambda: eyes.state(last[f]) == "completed")
+    assert sorted(ran[:2]) == ["b", "e"]
+    assert ran[2:] == ["c of ['B', 'D', 'E']", "f"]
+    assert eyes.one("SELECT count(*) FROM pgqueue.job WHERE state = 'completed'") == 8
