@@ -11,6 +11,7 @@ tests call this, never a worker or an application at work. The fixtures are in `
 
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.drain import Drained, adrain, drain
+from pgqueue.testing.flows import arun_flow, run_flow
 from pgqueue.testing.handlers import arun, run
 from pgqueue.testing.wait import (
     aassert_enqueued,
@@ -29,9 +30,11 @@ __all__ = [
     "adrain",
     "aenqueued",
     "arun",
+    "arun_flow",
     "assert_enqueued",
     "assert_not_enqueued",
     "drain",
     "enqueued",
     "run",
+    "run_flow",
 ]

@@ -70,11 +70,7 @@ def run(task: Task[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     42
     """
     given = _resources(task, kwargs)
-    job, hooks = _made_up(task.new(*args, **kwargs)), declared()
-    with Resources(given) as resources, _telling(hooks, task, job) as gave:
-        job.context = JobContext(resources.value())
-        gave.append(_run_here(wrapped(task, hooks), job, resources))
-    return gave[0]
+    return run_job(task, task.new(*args, **kwargs), given)[1]
 
 
 @overload
@@ -87,12 +83,26 @@ async def arun(task: Task[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     assert await arun(send, "a@example.com") == "sent"
     """
     given = _resources(task, kwargs)
-    job, hooks = _made_up(task.new(*args, **kwargs)), declared()
+    return (await arun_job(task, task.new(*args, **kwargs), given))[1]
+
+
+def run_job(task: Task[..., Any], new: NewJob[Any], given: Any) -> tuple[Job, Any]:
+    """Run the handler of this job, without a database; return the job and what the handler returned."""
+    job, hooks = _made_up(new), declared()
+    with Resources(given) as resources, _telling(hooks, task, job) as gave:
+        job.context = JobContext(resources.value())
+        gave.append(_run_here(wrapped(task, hooks), job, resources))
+    return job, gave[0]
+
+
+async def arun_job(task: Task[..., Any], new: NewJob[Any], given: Any) -> tuple[Job, Any]:
+    """`run_job` from a running loop."""
+    job, hooks = _made_up(new), declared()
     async with Resources(given) as resources:
         with _telling(hooks, task, job) as gave:
             job.context = JobContext(await resources.avalue())
             gave.append(await _run_there(wrapped(task, hooks), job))
-    return gave[0]
+    return job, gave[0]
 
 
 def _resources(task: Task[..., Any], kwargs: dict[str, Any]) -> Any:
