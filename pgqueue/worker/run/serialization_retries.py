@@ -52,6 +52,8 @@ STATES = frozenset({"40P01", "40001", "55P03"})
 ENDED = frozenset({"57P01", "57P02", "57P03"})
 # connection_exception, …_does_not_exist, …_failure; not 08P01, by which a pooler also tells of its timeouts
 GONE = frozenset({"08000", "08003", "08006"})
+SERVER_CRASHED = "server conn crashed"
+"""What PgBouncer says under 08P01 when the server's session has ended, in English always."""
 WRAPPERS_MOST = 8
 
 
@@ -65,14 +67,16 @@ def aborted(retry: RetryPolicy, error: BaseException, session_lost: bool = False
     asks = (Snooze, Retry, Cancel, Fail, *retry.fail_on)
     if retry.function is not None or any(isinstance(each, asks) for each in (error, *each_of)):
         return False
-    if session_lost and isinstance(error, Exception) and all(_ended(sqlstate(each)) for each in each_of):
+    if session_lost and isinstance(error, Exception) and all(_ended(each) for each in each_of):
         return True
     return all(sqlstate(each) in STATES for each in each_of)
 
 
-def _ended(state: str | None) -> bool:
-    """Whether an error with this SQLSTATE can be what the end of a session looks like. Most drivers then have none."""
-    return state is None or state in ENDED or state in GONE
+def _ended(error: BaseException) -> bool:
+    """Whether this error can be what the end of a session looks like. Most drivers then have no SQLSTATE."""
+    state = sqlstate(error)
+    crashed = state == "08P01" and any(SERVER_CRASHED in str(each) for each in _causes(error, "orig", "__cause__"))
+    return state is None or state in ENDED or state in GONE or crashed
 
 
 def unable(error: BaseException) -> Retried | None:

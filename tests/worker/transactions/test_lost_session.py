@@ -195,6 +195,9 @@ def test_what_the_handler_asks_for_and_errors_of_the_server_come_first() -> None
     assert aborted(policy, ValueError("made of it"), session_lost=True)
     assert aborted(policy, psycopg.errors.CrashShutdown("x"), session_lost=True)
     assert not aborted(policy, psycopg.errors.IdleInTransactionSessionTimeout("x"), session_lost=True)
+    # What PgBouncer says: of the end of the server's session, and of a time limit of its own.
+    assert aborted(policy, psycopg.errors.ProtocolViolation("server conn crashed?\nand more"), session_lost=True)
+    assert not aborted(policy, psycopg.errors.ProtocolViolation("query_timeout"), session_lost=True)
     assert not aborted(policy, psycopg.errors.RaiseException("refused at the COMMIT"), session_lost=True)
     assert not aborted(policy, Fail("so"), session_lost=True)
     assert not aborted(policy, asyncio.CancelledError(), session_lost=True)
