@@ -101,6 +101,45 @@ def test_a_page_in_light_and_dark_narrow_and_wide(operator: Tab, ids: dict[str, 
     operator.clean()
 
 
+SMALL = """
+[...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, summary")]
+    .filter(e => e.checkVisibility() && e.tabIndex >= 0 && !e.matches(".skip"))
+    .filter(e => getComputedStyle(e).display !== "inline")
+    .map(e => [e.matches("[type=checkbox], [type=radio]") ? e.closest("label") ?? e : e, e.outerHTML.slice(0, 120)])
+    .filter(([e]) => e.getBoundingClientRect().height < 43.5)
+    .map(([e, html]) => `${e.getBoundingClientRect().height} ${html}`)
+"""
+"""Controls that are lower than a finger is wide. Links within a sentence are left out, as WCAG does."""
+
+
+@pytest.mark.promise("F316")
+@pytest.mark.parametrize(("name", "path"), PAGES, ids=[name for name, _ in PAGES])
+def test_a_finger_meets_every_control_of_a_phone(operator: Tab, ids: dict[str, int], name: str, path: str) -> None:
+    operator.page.set_viewport_size({"width": 390, "height": HEIGHT})
+    operator.go(path.replace("{id}", str(ids.get(name))))
+    assert operator.page.evaluate(SMALL) == []
+    operator.page.get_by_role("button", name="Menu").click()
+    assert operator.page.evaluate(SMALL) == [], "in the menu"
+    assert operator.overflow() == 0
+    operator.clean()
+
+
+@pytest.mark.promise("F316")
+def test_pages_stand_at_the_left_of_a_wide_window_and_in_a_menu_of_a_narrow_one(operator: Tab) -> None:
+    """78 rem are 1248 px. The content lies beside the pages, and not below them, also where it is scrolled to."""
+    page = operator.page
+    operator.go("/jobs")
+    for width in (1249, 1280, 3840):
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        pages, content = page.locator("#pages").bounding_box(), page.locator("main").bounding_box()
+        assert pages is not None and content is not None
+        assert (pages["x"], pages["height"]) == (0, HEIGHT - 52) and content["x"] >= pages["x"] + pages["width"]
+        assert not page.get_by_role("button", name="Menu").is_visible()
+        assert page.get_by_role("link", name="Jobs", exact=True).get_attribute("aria-current") == "page"
+    page.set_viewport_size({"width": 1248, "height": HEIGHT})
+    assert not page.locator("#pages").is_visible() and page.get_by_role("button", name="Menu").is_visible()
+
+
 def test_a_page_that_fails_can_be_read(operator: Tab) -> None:
     answer = operator.page.goto(f"{operator.url}/jobs/999999")
     assert answer is not None and answer.status == 404

@@ -258,7 +258,7 @@ def test_a_step_says_its_values_on_hover_and_leads_to_its_jobs(hand: Hand, width
         box, shown = column.bounding_box(), tip.bounding_box()
         assert box is not None and shown is not None
         assert shown["x"] >= 0 and shown["x"] + shown["width"] <= width, "the values are on the page"
-        for plot in page.locator("svg.plot").all():
+        for plot in page.locator(".charts").first.locator("svg.plot").all():
             drawn = plot.bounding_box()
             assert drawn is not None
             assert box["y"] <= drawn["y"] and box["y"] + box["height"] >= drawn["y"] + drawn["height"] - 1

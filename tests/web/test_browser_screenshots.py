@@ -27,7 +27,7 @@ PICTURES: dict[str, tuple[str, Any, str]] = {
     "overview": ("/", "light", "header"),
     "jobs": ("/jobs?state=failed&task=cards.charge", "light", ".head"),
     "job": ("/jobs/{id}", "dark", "header"),
-    "history": ("/history", "light", ".legend"),
+    "history": ("/history", "light", ".charts"),
     "workers": ("/workers", "dark", "header"),
 }
 """The name of the picture, the page, the theme, and what stands at the top of the picture."""

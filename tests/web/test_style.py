@@ -83,10 +83,14 @@ def test_marks_of_charts_are_seen_on_the_ground_and_told_apart_by_deuteranopes(t
 @pytest.mark.parametrize("theme", THEMES, ids=["light", "dark"])
 def test_texts_and_borders_can_be_seen_on_both_grounds(theme: dict[str, str]) -> None:
     assert contrast("#ffffff", "#000000") == pytest.approx(21)
-    for ground in (theme["ground"], theme["raised"]):
+    for ground in (theme["ground"], theme["side"], theme["raised"]):
         low = {name: contrast(theme[name], ground) for name in TEXTS if contrast(theme[name], ground) < 4.5}
         assert low == {}
-        assert contrast(theme["line"], ground) >= 3 and contrast(theme["focus"], ground) >= 3
+        assert contrast(theme["focus"], ground) >= 3
+    for name, on in (("edge", "ground"), ("edge", "raised"), ("edge", "side")):
+        assert contrast(theme[name], theme[on]) >= 3, (name, on)
+    for name, on in (("text", "line"), ("link", "soft"), ("text", "soft"), ("ground", "text"), ("ground", "link")):
+        assert contrast(theme[name], theme[on]) >= 4.5, (name, on)
 
 
 @pytest.mark.promise("F144")
