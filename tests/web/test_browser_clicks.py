@@ -293,3 +293,28 @@ def test_whether_a_task_is_slower_since_the_deploy_takes_one_click(hand: Hand) -
     said = page.locator(".tip:visible").inner_text()
     assert re.match(r"up to .* · before the version .* · since 2026\.11\.2 ", said)
     assert hand.clicks == 1
+
+
+@pytest.mark.promise("F310", "F317")
+def test_whether_a_cause_is_new_in_this_version_is_seen_without_a_click(hand: Hand, shop: str) -> None:
+    with psycopg.connect(shop, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO pgqueue.version_start VALUES ('2026.11.1', now() - interval '9 days') ON CONFLICT DO NOTHING"
+        )
+        conn.execute("UPDATE pgqueue.error_group SET first_version = '2026.11.2' WHERE error_type = 'CardDeclined'")
+        conn.execute("UPDATE pgqueue.error_group SET first_version = '2026.11.1' WHERE error_type LIKE 'SMTP%'")
+    hand.at.go("/")
+    new, old = (hand.page.locator("tbody tr", has_text=name).first for name in ("CardDeclined", "SMTPServer"))
+    assert new.get_by_text("new in 2026.11.2").is_visible() and old.get_by_text("new in").count() == 0
+    assert hand.clicks == 0
+
+
+@pytest.mark.promise("F317")
+def test_whether_a_queue_grows_is_seen_without_a_click_and_what_holds_it_with_one(hand: Hand) -> None:
+    page = hand.page
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="mail", exact=True)).first
+    assert row.get_by_text(re.compile(r"rising by|falling by|steady|not measured yet")).is_visible()
+    assert row.locator("svg.spark").is_visible() and hand.clicks == 0
+    hand.click(page.get_by_role("list", name="Why jobs wait").get_by_role("link", name="another job has their lock"))
+    page.wait_for_url(re.compile(r"/limits#locks"))
+    assert page.get_by_role("row").filter(has_text="warehouse:north").is_visible() and hand.clicks == 1
