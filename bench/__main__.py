@@ -95,6 +95,7 @@ SCENARIOS: dict[str, Scenario] = {
     show_default=True,
     help="Who holds the horizon in held, held-load, limits-held and rates-held.",
 )
+@click.option("--jobs", type=click.IntRange(100), help="How many jobs wait in web, and have ended. [1000000]")
 @click.option("--pg", type=click.Choice(["16", "18"]), default="18", show_default=True, help="PostgreSQL's version.")
 @click.option("--directory", type=click.Path(file_okay=False, path_type=Path), help="On which disk the data lies.")
 @click.option("--json", "to", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
@@ -106,6 +107,7 @@ def main(
     scale: float,
     held_seconds: float,
     holder: str,
+    jobs: int | None,
     pg: str,
     directory: Path | None,
     to: Path | None,
@@ -121,7 +123,7 @@ def main(
     try:
         about = lab.about() | {"rounds": rounds, "scale": scale, "holder": holder}
         click.echo(_text(about) + "\n")
-        figures = _measure(Run(lab, rounds, scale, held_seconds, holder), scenarios or tuple(SCENARIOS))
+        figures = _measure(Run(lab, rounds, scale, held_seconds, holder, jobs), scenarios or tuple(SCENARIOS))
         about["load after"] = [round(one, 2) for one in psutil.getloadavg()]
     finally:
         lab.close()

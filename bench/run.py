@@ -20,6 +20,8 @@ class Run:
     held_seconds: float = 60.0
     holder: str = "snapshot"
     """Who holds the horizon (holders.py) in scenarios that compare with nobody."""
+    web_jobs: int | None = None
+    """So many jobs wait, and so many have ended, in scenario web; None: as many as the scale says."""
 
     def jobs(self, full: int) -> int:
         """That many jobs at full size, at least a hundred."""

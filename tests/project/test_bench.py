@@ -47,6 +47,7 @@ def test_pages_of_the_dashboard_are_measured(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     values = {each["name"]: each["value"] for each in json.loads(to.read_text(encoding="utf-8"))["figures"]}
     assert values["answers that failed"] == 0, done.output
+    assert 1 < values["overview, size"] <= web.MOST_KB and 1 < values["style, size"] <= web.MOST_STYLE_KB
     assert values["memory, after all"] > 10 and values["jobs, no worker, p95"] >= values["jobs, no worker, p50"] > 0
 
 
