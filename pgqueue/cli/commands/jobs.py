@@ -110,7 +110,8 @@ def _list(asked: dict[str, Any], as_json: bool) -> None:
         if not page.jobs and (queue := asked.get("queue")):
             known_names.warn(conn, queue, asked.get("task"))
     if as_json:
-        jobs = [{name: value for name, value in fields_of(job).items() if name != "attempts"} for job in page.jobs]
+        own = ("attempts", "steps")  # of one job only
+        jobs = [{name: value for name, value in fields_of(job).items() if name not in own} for job in page.jobs]
         click.echo(document(jobs, searched=page.searched, complete=page.complete, after=page.after))
         return
     if page.jobs:

@@ -94,6 +94,7 @@ def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> d
     attempts = [] if error is None else [{name: error[name] for name in ("error_type", "message")}]
     item = redaction.shown(plain(job) | {"key": job.key and redaction.awaited(job.key), "attempts": attempts})
     shown = item.pop("attempts")
+    del item["steps"]  # a search does not read them
     return dict(item) | {"error": shown[0] if shown else None}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import commands
 import psycopg
 import pytest
 from accounts import accounts
@@ -232,6 +234,13 @@ async def test_steps_stay_for_a_retry_by_hand_and_are_shown(dsn: str, accounts: 
     assert calls == [1]
     with psycopg.connect(dsn) as conn:
         assert [step.name for step in pgqueue.get(conn, id).steps] == ["once"]
+    shown = await asyncio.to_thread(commands.pgqueue, "jobs", str(id), dsn=dsn)
+    assert "step once: recorded 20" in shown.stdout and "\n  [1, 2]" in shown.stdout.replace("[1,2]", "[1, 2]")
+    read = await asyncio.to_thread(commands.pgqueue, "jobs", str(id), "--json", dsn=dsn)
+    assert [(step["name"], step["result"]) for step in json.loads(read.stdout)["items"][0]["steps"]] == [
+        ("once", [1, 2])
+    ]
+    with psycopg.connect(dsn) as conn:
         pgqueue.discard(conn, id)
     assert accounts.all(STEPS) == []
 
