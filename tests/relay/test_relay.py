@@ -425,17 +425,26 @@ async def test_a_lock_whose_relay_reads_no_answer_is_taken(app_dsn: str, dsn: st
 async def test_a_notification_wakes_an_idle_relay_and_without_it_polling_does(
     app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.relay.rounds.IDLE_MOST", 1.5)
+    meant, stirs = list[float](), Source.stirs
+
+    async def waits(self: Source, seconds: float) -> None:
+        meant.append(seconds)
+        await stirs(self, seconds)
+
+    def pauses(seconds: float) -> None:
+        for name in ("IDLE_FIRST", "IDLE_MOST"):
+            monkeypatch.setattr(f"pgqueue.relay.rounds.{name}", seconds)
+
+    monkeypatch.setattr(Source, "stirs", waits)
+    pauses(3600.0)
+    sides.stage("a")
     async with relaying(Relay(app_dsn, dsn)) as relay:
-        sides.stage("a")
-        await eventually(lambda: sides.left() == 0)
-        await asyncio.sleep(2.5)  # so the pause has grown to its most
-        began = monotonic()
+        await eventually(lambda: sides.left() == 0 and meant[-1:] > [50.0])
+        pauses(0.2)  # the next ones: this one goes on
         pgqueue.enqueue(pgqueue.Outbox(sides.app), "t", x="b")
-        await eventually(lambda: sides.left() == 0)
-        assert monotonic() - began < 1.0
+        await eventually(lambda: sides.left() == 0, 40.0)
         sides.stage("c")  # plain SQL does not notify
-        await eventually(lambda: sides.left() == 0, 5.0)
+        await eventually(lambda: sides.left() == 0, 40.0)
         assert not relay.done()
     assert sides.delivered() == ["a", "b", "c"]
 
