@@ -19,6 +19,7 @@ from handler_pools import SESSIONS, free, restless, tidied
 from transactional_tasks import BOTH, declared, enqueued
 from workers import Eyes, until, work
 
+import pgqueue
 from pgqueue import Job
 from pgqueue.client.tasks import task
 from pgqueue.database.sessions import Link
@@ -261,24 +262,25 @@ class Tracer:
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
 async def test_a_thread_can_be_stopped_at_every_instruction(dsn: str, accounts: Eyes, raises: bool, step: int) -> None:
     """Either it was committed and completed or neither, and its connection is back, wherever it was."""
-    tracers: list[Tracer] = []
+    tracers: dict[int, Tracer] = {}
 
     def writes(job: Job, number: int) -> None:
-        tracers.append(Tracer(worker.services.executor._running.runs[job.id], job, number))
-        tracers[-1].begin()
+        tracers[job.id] = Tracer(worker.services.executor._running.runs[job.id], job, number)
+        tracers[job.id].begin()
         job.connection.execute("UPDATE account SET balance = balance + 1 WHERE id = 1")
         if raises:
             raise ValueError
 
     writing = declared(writes)
     number = done = 0
-    async with work(dsn, writing, concurrency=2) as worker:
-        while not tracers or tracers[-1].at:
-            number += step
-            job_id = enqueued(dsn, writing.using(retry=1), number)
-            state = await until(lambda job_id=job_id: ended(accounts, job_id))  # type: ignore[misc]
-            done += state == "completed"
-            assert balances(accounts)[0] == 100 + done, tracers[-1].at
+    async with work(dsn, writing, concurrency=TOGETHER) as worker:
+        while all(tracer.at for tracer in tracers.values()):
+            asked = [writing.using(retry=1).new(number + step * n) for n in range(1, TOGETHER + 1)]
+            number += step * TOGETHER
+            jobs = together(accounts, asked)
+            states = await until(lambda jobs=jobs: ended(accounts, jobs))  # type: ignore[misc]
+            done += list(states.values()).count("completed")
+            assert balances(accounts)[0] == 100 + done, [tracers[job_id].at for job_id in jobs]
             await tidied(worker, accounts)
     assert number > 300
 
@@ -290,11 +292,11 @@ async def test_a_thread_that_iterates_can_be_stopped_at_every_instruction(
     dsn: str, accounts: Eyes, how: str, step: int
 ) -> None:
     """Its batches are there from the first on, each whole; and its connection is back, wherever it was."""
-    tracers: list[Tracer] = []
+    tracers: dict[int, Tracer] = {}
 
     def goes(job: Job, number: int) -> None:
-        tracers.append(Tracer(worker.services.executor._running.runs[job.id], job, number))
-        tracers[-1].begin()
+        tracers[job.id] = Tracer(worker.services.executor._running.runs[job.id], job, number)
+        tracers[job.id].begin()
         for batch in job.iterate(lambda cursor: ((n, n) for n in range(cursor or 0, 6)), 2):
             for n in batch:
                 job.connection.execute("INSERT INTO effect VALUES (%s, %s)", [job.id, str(n)])
@@ -305,24 +307,36 @@ async def test_a_thread_that_iterates_can_be_stopped_at_every_instruction(
 
     going = task(name="tx.goes", retry=1)(goes)
     number = 0
-    async with work(dsn, going, concurrency=2) as worker:
-        while not tracers or tracers[-1].at:
-            number += step
-            job_id = enqueued(dsn, going, number)
-            state = await until(lambda job_id=job_id: ended(accounts, job_id))  # type: ignore[misc]
-            rows = accounts.all("SELECT note FROM effect WHERE job = %s ORDER BY note", job_id)
-            written = [int(note) for (note,) in rows]
-            assert written == list(range(len(written))) and len(written) in (0, 2, 4, 6), tracers[-1].at
-            most, at_the_end = (6, "completed") if how == "through" else (4, "failed")
-            assert len(written) == most if state == at_the_end else len(written) <= most, tracers[-1].at
-            assert state in (at_the_end, "cancelled"), tracers[-1].at
+    most, at_the_end = (6, "completed") if how == "through" else (4, "failed")
+    async with work(dsn, going, concurrency=TOGETHER) as worker:
+        while all(tracer.at for tracer in tracers.values()):
+            jobs = together(accounts, [going.new(number + step * n) for n in range(1, TOGETHER + 1)])
+            number += step * TOGETHER
+            states = await until(lambda jobs=jobs: ended(accounts, jobs))  # type: ignore[misc]
+            for job_id, state in states.items():
+                at = tracers[job_id].at
+                rows = accounts.all("SELECT note FROM effect WHERE job = %s ORDER BY note", job_id)
+                written = [int(note) for (note,) in rows]
+                assert written == list(range(len(written))) and len(written) in (0, 2, 4, 6), at
+                assert len(written) == most if state == at_the_end else len(written) <= most, at
+                assert state in (at_the_end, "cancelled"), at
             await tidied(worker, accounts)
     assert number > 1000
 
 
-def ended(eyes: Eyes, job_id: int) -> str | None:
-    state = eyes.state(job_id)
-    return state if state in ("completed", "failed", "cancelled") else None
+TOGETHER = 8
+"""So many jobs are stopped at once, each in its own thread and at its own instruction."""
+
+
+def together(eyes: Eyes, jobs: list[Any]) -> list[int]:
+    return [handle.id for handle in pgqueue.enqueue_many(eyes.conn, jobs)]
+
+
+def ended(eyes: Eyes, jobs: list[int]) -> dict[int, str]:
+    """How each of these jobs has ended; empty while one has not."""
+    ends = "SELECT id, state FROM pgqueue.job WHERE id = ANY (%s) AND state IN ('completed', 'failed', 'cancelled')"
+    states = dict(eyes.all(ends, jobs))
+    return states if len(states) == len(jobs) else {}
 
 
 # Handlers that do not stop -------------------------------------------------------------------------------------------
