@@ -28,9 +28,11 @@ _OFF: dict[str, object] = {"notify": False, "heard": ""}
 def is_full(error: BaseException) -> bool:
     """Whether the server refused a COMMIT because its NOTIFY queue is full, whatever driver raised the error."""
     for each in wrapped(error):
-        state = attribute(each, "sqlstate") or attribute(each, "pgcode")
+        # Every failure of a handler comes by here: what is no such limit is asked for nothing more.
+        if each is None or (attribute(each, "sqlstate") or attribute(each, "pgcode")) != _LIMIT:
+            continue
         source = attribute(attribute(each, "diag"), "source_file") or attribute(each, "server_source_filename")
-        if state == _LIMIT and str(source).rpartition("/")[2] == _SOURCE:
+        if str(source).rpartition("/")[2] == _SOURCE:
             return True
     return False
 
