@@ -393,10 +393,6 @@ walked (key, place) AS (
     FROM walked WHERE key IS NOT NULL
 )
 
--- name: node_is_watched
--- Whether a job waits for the node `x.node`.
-(SELECT true FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node LIMIT 1) IS TRUE
-
 -- name: node_failed
 -- The first job found that failed or was cancelled, of these nodes: an array `named.nodes`, with the numbers of both signs.
 SELECT failed.id, failed.node FROM (

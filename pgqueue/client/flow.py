@@ -17,7 +17,7 @@ from pgqueue.client.registry import declared_tasks
 from pgqueue.errors import InvalidArguments, InvalidOption
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.nodes import NODES_MOST, Condition, Node, NodeResult, conditions
-from pgqueue.options import checks_options, needs_arguments
+from pgqueue.options import checks_options, names_options, needs_arguments
 
 R = TypeVar("R")
 
@@ -25,6 +25,7 @@ NAME_MOST = 200
 _CONN = "the connection of your transaction comes first: flow.enqueue(conn)"
 
 
+@names_options
 class Flow:
     """Jobs that wait for other jobs, as a value. Nothing is sent before `enqueue`, which sends the whole of it.
 

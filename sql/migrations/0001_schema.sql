@@ -394,7 +394,7 @@ COMMENT ON TABLE pgqueue.job_cursor IS 'Where a job that iterates goes on: one r
 CREATE TABLE pgqueue.job_step (
     job_id      bigint      NOT NULL,
     enqueued_at timestamptz NOT NULL,
-    name        text        NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
+    name        text        COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
     result      jsonb,
     created_at  timestamptz NOT NULL DEFAULT pgqueue.now(),
     PRIMARY KEY (job_id, enqueued_at, name)
@@ -781,7 +781,7 @@ BEGIN
     RETURN EXISTS (SELECT FROM pgqueue.job_blocked b
                    WHERE b.node BETWEEN -((flow_waits.flow << 20) | 1048575) AND -((flow_waits.flow << 20) | 1));
 END $$;
-COMMENT ON FUNCTION pgqueue.flow_waits IS 'Whether a job of this flow waits for other jobs.';
+COMMENT ON FUNCTION pgqueue.flow_waits IS 'Whether a job of this flow waits for another one.';
 
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------
@@ -2464,8 +2464,7 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'PGQ05' THEN -- the savepoint is undone, and with it the keys that were free
             ids := NULL;
             RETURN NEXT;
-            RETURN;
-        END;
+            RETURN; END;
     END IF;
     INSERT INTO pgqueue.flow (name, enqueued_at) VALUES (enqueue_flow.name, since) RETURNING id INTO flow;
     base := flow << 20;

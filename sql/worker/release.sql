@@ -4,7 +4,7 @@
 -- name: release_look
 -- Those of these nodes for which a job waits, and of which no job lives.
 SELECT x.node FROM (SELECT DISTINCT a.node FROM unnest(%(nodes)s::bigint[]) AS a (node)) AS x
-WHERE {{node_is_watched}} AND NOT {{node_lives}};
+WHERE EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node) AND NOT {{node_lives}};
 
 -- name: release_walk
 -- Look at the next n nodes for which jobs wait, after the key `after`, in the order of their keys. Answers those of which no job lives,
@@ -134,7 +134,7 @@ WITH {{impatience}}, ended AS MATERIALIZED (
     INSERT INTO pgqueue.job_available (state, rank, {{attempts}}, {{job}})
     SELECT 'available', CASE crashes WHEN 0 THEN 2 * priority + 1 WHEN 1 THEN -2 ELSE -1 END, {{attempts}}, {{job}}
     FROM timed WHERE NOT later ORDER BY id
-    RETURNING queue
+    RETURNING id, queue
 ), scheduled AS (
     INSERT INTO pgqueue.job_scheduled (state, rank, {{attempts}}, {{job}})
     SELECT 'scheduled', 2 * priority + 1, {{attempts}}, {{job}} FROM timed WHERE later
@@ -172,7 +172,11 @@ WITH {{impatience}}, ended AS MATERIALIZED (
                 WHERE w.job_id = ANY (ARRAY(SELECT id FROM dead UNION ALL SELECT id FROM skipped))) AS news
     WHERE %(notify)s::boolean
 )
-SELECT (SELECT count(*) FROM went),
+SELECT CASE
+    WHEN (SELECT count(*) FROM gone) <> (
+        SELECT count(*) FROM (SELECT id FROM waits UNION ALL SELECT id FROM scheduled UNION ALL SELECT id FROM dead UNION ALL SELECT id FROM skipped
+                              UNION ALL SELECT id FROM available) AS moved)
+    THEN pgqueue.refuse('a release deleted jobs it did not move') ELSE (SELECT count(*) FROM went) END,
     ARRAY(SELECT DISTINCT next FROM went WHERE verdict = 'waits'
           UNION SELECT DISTINCT -node FROM went WHERE verdict IN ('cancelled', 'failed', 'skipped')),
     (SELECT count(*) FROM timed), (SELECT count(done) FROM told), {{patient}};

@@ -63,7 +63,7 @@ def test_what_people_are_shown_has_each_field_of_a_job_but_how_its_lock_works() 
     shown = {field.name for field in fields_of(pgqueue.JobInfo)}
     assert {SPLIT.get(name, name) for name in NAMES} - shown == {"delay", "lock_limit", "on_locked"}
     assert set(CLAIMED) - shown == {"pos", "rank", "unique_keys", "too_large"}
-    assert shown - set(columns(fragment("shown"))) == {"progress", "attempts"}
+    assert shown - set(columns(fragment("shown"))) == {"progress", "attempts", "steps"}
 
 
 # The lists that are made ---------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Bulk:
 
     The reasons are words of `admin/answers.py`, which says what each means. Jobs that were changed are `cancelled`,
     `requested`, `retried`, `again`, `discarded` or `rescheduled`. Jobs that were left out are `locked`, `moved`,
-    `held`, `alive` or `refused`.
+    `held`, `alive`, `needed` or `refused`.
     """
 
     id: int

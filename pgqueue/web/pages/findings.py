@@ -33,6 +33,7 @@ PLACES: Mapping[str, tuple[str, str]] = {
     "listen": ("/workers", "Workers"),
     "relay": ("/outbox", "Outbox"),
     "schedule": ("/schedules", "Schedules"),
+    "unreleased": ("/jobs?state=blocked", "Blocked jobs"),
     "undeclared": ("/limits", "Locks and limits"),
     "versions": ("/workers", "Workers"),
 }
