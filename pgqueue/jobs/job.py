@@ -309,8 +309,8 @@ class Job:
         """Enqueue a successor: it is written together with this job's completion, and exists if that commits.
 
         No I/O here. The successor is dropped if the attempt ends in any other way: an error, `Snooze`, `Retry`,
-        `Cancel`, `Fail`, or a dead worker. `task` is a task, also `task.using(…)`. If the arguments do not fit it,
-        InvalidArguments is raised at once.
+        `Cancel`, `Fail`, or a dead worker. Inside a `step` or a batch of `iterate` it is written with that. `task` is a
+        task, also `task.using(…)`. If the arguments do not fit it, InvalidArguments is raised at once.
 
             job.enqueue(send_receipt, order_id)
         """
@@ -325,7 +325,7 @@ class Job:
         """Add a job to the node of this one in its flow: what waits for the node waits for that job, too.
 
         It is written together with this job's completion, and dropped in any other case, as by `enqueue`. So the node
-        has not ended in between.
+        has not ended in between. Inside a `step` or a batch of `iterate` it is written with that.
 
         Raises InvalidOption if this job is of no flow, or the new one has a unique key or takes the result of a node;
         InvalidArguments if it is no job.
@@ -449,8 +449,9 @@ class Job:
             job.step("mail", send_mail, receipt.address)
 
         What `fn` writes on `job.connection` and the record are one commit, at the end of the step: it takes effect
-        once. What it does elsewhere happens at least once: it is recorded after that. `job.connection` is not asked for
-        before a step, only inside of it, or after the last one.
+        once. So are the jobs that `fn` enqueues by `job.enqueue` and `job.add`. What it does elsewhere happens at least
+        once: it is recorded after that. `job.connection` is not asked for before a step, only inside of it, or after
+        the last one.
 
         A step is known by its name: printable text of 1 to 200 bytes, once in a run. Answers are JSON, as large as a
         result, read as the annotation of `fn` says. If `fn` raises, nothing of the step is kept. The record stays with

@@ -45,7 +45,7 @@ class DrainContext(JobContext):
         """Whether an iteration uses the connection; whether one has left a batch that is to be undone."""
         self._outcome_sql = OutcomeSql(config().schema, "testing", notify=False, array=list)
         batches = Batches(self)
-        self._steps = DurableSteps(batches)
+        self._steps = DurableSteps(batches, self._outcome_sql)
         self._iterations = Iterations(batches, self._outcome_sql, lambda job: None)
         self._task = task
         self._given = conn

@@ -38,7 +38,7 @@ class WorkerContext(JobContext):
     ) -> None:
         super().__init__()
         self._transactional = transactional
-        self._steps = DurableSteps(transactional)
+        self._steps = DurableSteps(transactional, outcome_sql)
         self._iterations = iterations
         self._outcome_sql = replace(outcome_sql, array=list)
         self._state = state

@@ -17,6 +17,9 @@ Why a step whose function writes on the job's connection takes effect once:
 
 What a step does elsewhere is done at least once: its row is written after it. Between the two a worker may die.
 
+What `fn` enqueues (`job.enqueue`, `job.add`) is enqueued in the step's transaction: the next attempt does not call
+`fn`, so with the end of the job it would be lost. What the handler enqueued before the step comes with the job's end.
+
 A row is found by the name, never by the order: code may be changed between two attempts.
 
 The naive ways: to write the row in a transaction of its own (a kill between the two repeats the effects); to leave out
@@ -31,10 +34,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pgqueue.client.enqueue import following
 from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import Error, InvalidOption
-from pgqueue.jobs.job import Job
+from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.step_answers import check_step, read_answer, written_answer
+from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.run.run import Interrupted
 
 
@@ -48,6 +53,8 @@ class RunSteps:
     """The answers that are recorded, as JSON; None before they were read."""
     within: str | None = None
     """The step that runs now."""
+    before: list[NewJob[Any]] | None = None
+    """What the handler had enqueued before this step."""
 
 
 class StepTransactions(Protocol):
@@ -61,8 +68,9 @@ class StepTransactions(Protocol):
 class DurableSteps:
     """The steps of the jobs of one worker."""
 
-    def __init__(self, transactions: StepTransactions) -> None:
+    def __init__(self, transactions: StepTransactions, endings: OutcomeSql) -> None:
         self._transactions = transactions
+        self._endings = endings
 
     def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
         """The answer of this step, in the thread of its job: recorded before, or of `call`, which calls `fn`."""
@@ -78,7 +86,7 @@ class DurableSteps:
                 check_step(job.task, name, fn, answer)
                 written = written_answer(job.task, name, answer)
                 back = read_answer(job.task, name, fn, written)
-                work.keep([self._append(work, name, written)], self._appended(job, work, name))
+                work.keep(self._ends(job, work, name, written), self._appended(job, work, name))
                 steps.known[name] = written
                 return back
             finally:
@@ -100,15 +108,14 @@ class DurableSteps:
                 answer = await answer
             written = written_answer(job.task, name, answer)
             back = read_answer(job.task, name, fn, written)
-            await work.keep([self._append(work, name, written)], self._appended(job, work, name))
+            await work.keep(self._ends(job, work, name, written), self._appended(job, work, name))
             steps.known[name] = written
             return back
         finally:
             try:
                 await work.undo()
             finally:
-                steps.within = None
-                self._transactions.end_iteration(job, work)
+                self._end(job, steps, work)
 
     def _begin(self, job: Job, name: str) -> RunSteps:
         steps: RunSteps | None = getattr(job, "steps", None)
@@ -123,12 +130,19 @@ class DurableSteps:
             raise Error(f"{where}: it is inside the step {steps.within!r}, which it would commit", job_id=job.id)
         steps.named.add(name)
         steps.within = name
+        steps.before, job.successors = job.successors, None
         return steps
 
     def _close(self, job: Job, steps: RunSteps, work: Any) -> None:
         """The step is over: what it has not committed is undone. Safe to repeat."""
         with suppress(Interrupted):  # the handler's frame raises what it was stopped by
             work.undo()
+        self._end(job, steps, work)
+
+    def _end(self, job: Job, steps: RunSteps, work: Any) -> None:
+        """What was enqueued before the step is enqueued again; what the step has left behind is not. Safe to repeat."""
+        if steps.within is not None and getattr(job, "steps", None) is steps:  # else the job runs anew
+            job.successors = steps.before
         steps.within = None
         self._transactions.end_iteration(job, work)
 
@@ -136,9 +150,11 @@ class DurableSteps:
         recorded: Statement[list[Row]] = work.statement("durable_steps_read", since=job.enqueued_at.isoformat())
         return recorded
 
-    def _append(self, work: Any, name: str, result: str | None) -> Statement[list[Row]]:
-        append: Statement[list[Row]] = work.statement("durable_steps_append", step=name, result=result)
-        return append
+    def _ends(self, job: Job, work: Any, name: str, result: str | None) -> list[Statement[Any]]:
+        """What ends the step: its row, and the jobs that it has enqueued."""
+        append = work.statement("durable_steps_append", step=name, result=result)
+        made = job.successors or ()
+        return [append, *following(made, schema=self._endings.schema, notify=self._endings.notify)]
 
     def _appended(self, job: Job, work: Any, name: str) -> Statement[list[Row]]:
         since = job.enqueued_at.isoformat()
