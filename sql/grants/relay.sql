@@ -3,8 +3,9 @@
 GRANT USAGE ON SCHEMA pgqueue TO :"role";
 GRANT USAGE ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 GRANT SELECT, INSERT, UPDATE (id) ON pgqueue.job TO :"role";
--- A unique key may replace a job that waits.
+-- A unique key may replace a job that waits, and has committed no step and no batch.
 GRANT SELECT, INSERT, DELETE, UPDATE (id) ON pgqueue.job_available, pgqueue.job_scheduled, pgqueue.job_blocked TO :"role";
+GRANT SELECT (job_id, enqueued_at) ON pgqueue.job_step, pgqueue.job_cursor TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgqueue.relay_target TO :"role";
 GRANT SELECT, INSERT, UPDATE ON pgqueue.relay_fence TO :"role";
 GRANT SELECT, INSERT, DELETE, UPDATE (relayed_at) ON pgqueue.relayed TO :"role";

@@ -849,8 +849,13 @@ COMMENT ON FUNCTION pgqueue.key_hash IS
 -- What a key is to a job that wants it, in one snapshot: `waiting` (its job has never started, and holds it), `held`,
 -- or `free`. A job that is in no partition has ended so long ago that history has forgotten it, or was never made: its
 -- key row was written by an enqueue that did not get all of its keys.
+--
+-- A job that was stopped in the middle, and given back unspent, has started if a step or a batch of it was committed:
+-- written anew, it would take the answers for its old arguments.
 CREATE FUNCTION pgqueue.key_state(k pgqueue.unique_key) RETURNS text LANGUAGE sql STABLE
     RETURN CASE (SELECT j.state <> 'running' AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0
+                     AND NOT EXISTS (SELECT FROM pgqueue.job_step s WHERE s.job_id = j.id AND s.enqueued_at = j.enqueued_at OFFSET 0)
+                     AND NOT EXISTS (SELECT FROM pgqueue.job_cursor c WHERE c.job_id = j.id AND c.enqueued_at = j.enqueued_at OFFSET 0)
                  FROM pgqueue.job j
                  WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at
                    AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1)
@@ -892,7 +897,9 @@ BEGIN
         FROM pgqueue.unique_key k WHERE k.key = asked.key LIMIT 1
     ) AS k ON true
     LEFT JOIN LATERAL (
-        SELECT j.enqueued_at, j.state <> 'running' AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0 AS fresh
+        SELECT j.enqueued_at, j.state <> 'running' AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0
+            AND NOT EXISTS (SELECT FROM pgqueue.job_step s WHERE s.job_id = j.id AND s.enqueued_at = j.enqueued_at OFFSET 0)
+            AND NOT EXISTS (SELECT FROM pgqueue.job_cursor c WHERE c.job_id = j.id AND c.enqueued_at = j.enqueued_at OFFSET 0) AS fresh
         FROM pgqueue.job j
         WHERE j.id = k.job_id AND k.enqueued_at = j.enqueued_at
           AND j.state IN ('available', 'scheduled', 'blocked', 'running') LIMIT 1
@@ -927,6 +934,8 @@ BEGIN
                 SELECT j.id FROM pgqueue.job j
                 WHERE asked.replaced AND j.id = asked.id AND asked.since = j.enqueued_at
                   AND j.state IN ('available', 'scheduled', 'blocked') AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0
+                  AND NOT EXISTS (SELECT FROM pgqueue.job_step s WHERE s.job_id = j.id AND s.enqueued_at = j.enqueued_at OFFSET 0)
+                  AND NOT EXISTS (SELECT FROM pgqueue.job_cursor c WHERE c.job_id = j.id AND c.enqueued_at = j.enqueued_at OFFSET 0)
                 LIMIT 1 FOR UPDATE
             ) AS l
             UNION ALL
@@ -934,6 +943,8 @@ BEGIN
                 SELECT j.id FROM pgqueue.job j
                 WHERE NOT asked.replaced AND j.id = asked.id AND asked.since = j.enqueued_at
                   AND j.state IN ('available', 'scheduled', 'blocked') AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0
+                  AND NOT EXISTS (SELECT FROM pgqueue.job_step s WHERE s.job_id = j.id AND s.enqueued_at = j.enqueued_at OFFSET 0)
+                  AND NOT EXISTS (SELECT FROM pgqueue.job_cursor c WHERE c.job_id = j.id AND c.enqueued_at = j.enqueued_at OFFSET 0)
                 LIMIT 1 FOR KEY SHARE
             ) AS l
         ) AS j
@@ -2535,6 +2546,8 @@ BEGIN
             SELECT j.tableoid AS part, j.ctid FROM pgqueue.job j
             WHERE j.id = asked.id AND asked.since = j.enqueued_at
               AND j.state IN ('available', 'scheduled', 'blocked') AND j.attempt = 0 AND j.snoozes = 0 AND j.crashes = 0
+              AND NOT EXISTS (SELECT FROM pgqueue.job_step s WHERE s.job_id = j.id AND s.enqueued_at = j.enqueued_at OFFSET 0)
+              AND NOT EXISTS (SELECT FROM pgqueue.job_cursor c WHERE c.job_id = j.id AND c.enqueued_at = j.enqueued_at OFFSET 0)
             LIMIT 1 FOR UPDATE) AS j
     ), from_available AS (
         DELETE FROM pgqueue.job_available j

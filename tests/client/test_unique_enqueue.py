@@ -472,6 +472,34 @@ def test_one_that_has_started_is_not_replaced_and_the_handle_says_so(
     assert conn.execute("SELECT args FROM pgqueue.job").fetchall() == [({},)]
 
 
+@pytest.mark.promise("F25")
+@pytest.mark.parametrize("hold", ["live", "pending"])
+@pytest.mark.parametrize("record", ["job_step", "job_cursor", "of an earlier job"])
+@pytest.mark.parametrize("state", ["scheduled", "available", "blocked"])
+@pytest.mark.parametrize("number", [1, 2], ids=["one", "many"])
+def test_one_with_a_committed_step_or_batch_has_started_although_no_attempt_is_spent(
+    conn: Conn, number: int, state: str, record: str, hold: str
+) -> None:
+    """The naive version changes the arguments, and the next run takes the answers recorded for the old ones."""
+    holder, earlier = make(conn, state, hold), record == "of an earlier job"
+    table, names, values = (
+        ("job_cursor", "n, cursor", "1, '1'") if record == "job_cursor" else ("job_step", "name", "'s'")
+    )
+    since = "enqueued_at - interval '1 hour'" if earlier else "enqueued_at"
+    insert = f"INSERT INTO pgqueue.{table} (job_id, enqueued_at, {names}) SELECT id, {since}, {values} FROM pgqueue.job"  # noqa: S608
+    conn.execute(insert.encode())
+    [(judged,)] = conn.execute("SELECT pgqueue.key_state(k) FROM pgqueue.unique_key k").fetchall()
+    assert judged == ("waiting" if earlier else "free" if hold == "pending" else "held")
+    if not earlier:
+        back = "SELECT count(*) FROM pgqueue.take_back(ARRAY[%s]::bigint[], ARRAY(SELECT enqueued_at FROM pgqueue.job))"
+        assert conn.execute(back, [holder]).fetchone() == (0,)
+    asked = [keyed("k", on_duplicate="replace", x=1), keyed("other")][:number]
+    [handle, *_] = pgqueue.enqueue_many(conn, asked)
+    assert (handle.replaced, handle.created) == (earlier, not earlier and hold == "pending")
+    args = {"x": 1} if earlier else {}
+    assert conn.execute("SELECT args FROM pgqueue.job WHERE id = %s", [holder]).fetchone() == (args,)
+
+
 def test_the_last_of_a_batch_replaces(conn: Conn) -> None:
     handles = pgqueue.enqueue_many(conn, [keyed(f"k{n % 2}", on_duplicate="replace", n=n) for n in range(6)])
     assert [handle.created for handle in handles] == [True, True, False, False, False, False]

@@ -108,6 +108,41 @@ async def test_a_step_that_raises_keeps_nothing_and_is_tried_again(dsn: str, acc
     assert accounts.all(STEPS) == [("bad", 5)]
 
 
+@pytest.mark.promise("F360")
+@pytest.mark.parametrize("hold", ["pending", "live"])
+async def test_a_job_that_was_stopped_behind_a_step_is_not_replaced(dsn: str, accounts: Eyes, hold: Any) -> None:
+    """It is given back with no attempt spent. The naive version replaces it, and takes 990 cents for the new order."""
+    charged, stepped = list[int](), threading.Event()
+
+    def charge(cents: int) -> int:
+        charged.append(cents)
+        return cents
+
+    async def order(job: Job, cents: int) -> int:
+        paid: int = await job.astep("charge", charge, cents)
+        if cents == 990 and not stepped.is_set():
+            stepped.set()
+            await asyncio.Event().wait()
+        return paid
+
+    unique = pgqueue.Unique("order", hold=hold, on_duplicate="replace")
+    asked = task(name="steps.replaced", unique=unique)(order)
+    async with work(dsn, asked) as worker:
+        first = enqueued(dsn, asked, 990)
+        await asyncio.to_thread(stepped.wait, 30)
+        assert await worker.stop(0.1) == 1
+    assert accounts.all("SELECT state, attempt FROM pgqueue.job") == [("available", 0)]
+    with psycopg.connect(dsn) as conn:
+        handle = asked.enqueue(conn, 500)
+    assert (handle.replaced, handle.created) == (False, hold == "pending")
+    async with work(dsn, asked):
+        await until(accounts.is_in(first, "completed"))
+        await until(accounts.is_in(handle.id, "completed"))
+    results = accounts.all("SELECT args ->> 'cents', result FROM pgqueue.job_done ORDER BY id")
+    assert results == ([("990", 990), ("500", 500)] if hold == "pending" else [("990", 990)])
+    assert charged == [990, 500][: len(results)]
+
+
 @pytest.mark.promise("F361")
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
 async def test_a_run_that_has_lost_its_job_records_nothing(dsn: str, accounts: Eyes, transactional: bool) -> None:
