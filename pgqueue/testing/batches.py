@@ -98,11 +98,11 @@ class Batches:
         self._context.iterating = True
         return batch
 
-    def for_step(self, job: Job) -> Batch:
-        return self.for_iteration(job, lambda batch: None)
+    def for_step(self, job: Job, begin: Callable[[Batch], object]) -> Batch:
+        return self.for_iteration(job, begin)
 
-    def afor_step(self, job: Job) -> AsyncBatch:
-        return self.afor_iteration(job, lambda batch: None)
+    def afor_step(self, job: Job, begin: Callable[[AsyncBatch], object]) -> AsyncBatch:
+        return self.afor_iteration(job, begin)
 
     def end_iteration(self, job: Job, work: Any) -> None:
         self._context.iterating = False

@@ -55,13 +55,19 @@ class RunSteps:
     """The step that runs now."""
     before: list[NewJob[Any]] | None = None
     """What the handler had enqueued before this step."""
+    work: Any = None
+    """The transaction of this step; None if it was refused, or none runs."""
+
+    def begin(self, work: Any) -> None:
+        """The step has this transaction."""
+        self.work = work
 
 
 class StepTransactions(Protocol):
     """What steps are committed by: a worker's transactions (`Transactional`), or those of a drain."""
 
-    def for_step(self, job: Job) -> Any: ...
-    def afor_step(self, job: Job) -> Any: ...
+    def for_step(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
+    def afor_step(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
     def end_iteration(self, job: Job, work: Any) -> None: ...
 
 
@@ -75,9 +81,10 @@ class DurableSteps:
     def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
         """The answer of this step, in the thread of its job: recorded before, or of `call`, which calls `fn`."""
         steps = self._begin(job, name)
-        work = self._transactions.for_step(job)
         try:
             try:
+                work = self._transactions.for_step(job, steps.begin)
+                steps.named.add(name)
                 if steps.known is None:
                     steps.known = dict(work.look(self._recorded(job, work)))
                 if name in steps.known:
@@ -90,15 +97,16 @@ class DurableSteps:
                 steps.known[name] = written
                 return back
             finally:
-                self._close(job, steps, work)
+                self._close(job, steps)
         finally:  # an Interrupted comes once: a step that it broke into is done here
-            self._close(job, steps, work)
+            self._close(job, steps)
 
     async def astep(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
         """The same for an async handler; what `call` answers may be awaitable."""
         steps = self._begin(job, name)
-        work = self._transactions.afor_step(job)
         try:
+            work = self._transactions.afor_step(job, steps.begin)
+            steps.named.add(name)
             if steps.known is None:
                 steps.known = dict(await work.look(self._recorded(job, work)))
             if name in steps.known:
@@ -113,9 +121,10 @@ class DurableSteps:
             return back
         finally:
             try:
-                await work.undo()
+                if steps.work is not None:
+                    await steps.work.undo()
             finally:
-                self._end(job, steps, work)
+                self._end(job, steps)
 
     def _begin(self, job: Job, name: str) -> RunSteps:
         steps: RunSteps | None = getattr(job, "steps", None)
@@ -128,23 +137,25 @@ class DurableSteps:
             )
         if steps.within is not None:
             raise Error(f"{where}: it is inside the step {steps.within!r}, which it would commit", job_id=job.id)
-        steps.named.add(name)
         steps.within = name
         steps.before, job.successors = job.successors, None
         return steps
 
-    def _close(self, job: Job, steps: RunSteps, work: Any) -> None:
+    def _close(self, job: Job, steps: RunSteps) -> None:
         """The step is over: what it has not committed is undone. Safe to repeat."""
-        with suppress(Interrupted):  # the handler's frame raises what it was stopped by
-            work.undo()
-        self._end(job, steps, work)
+        if steps.work is not None:
+            with suppress(Interrupted):  # the handler's frame raises what it was stopped by
+                steps.work.undo()
+        self._end(job, steps)
 
-    def _end(self, job: Job, steps: RunSteps, work: Any) -> None:
+    def _end(self, job: Job, steps: RunSteps) -> None:
         """What was enqueued before the step is enqueued again; what the step has left behind is not. Safe to repeat."""
         if steps.within is not None and getattr(job, "steps", None) is steps:  # else the job runs anew
             job.successors = steps.before
         steps.within = None
-        self._transactions.end_iteration(job, work)
+        if steps.work is not None:
+            self._transactions.end_iteration(job, steps.work)
+            steps.work = None
 
     def _recorded(self, job: Job, work: Any) -> Statement[list[Row]]:
         recorded: Statement[list[Row]] = work.statement("durable_steps_read", since=job.enqueued_at.isoformat())

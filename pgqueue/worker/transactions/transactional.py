@@ -96,15 +96,15 @@ class Transactional:
         here = self._loop is asyncio.get_running_loop()
         return self._for_iteration(AsyncTransaction, job, begin, here, "sync: `for batch in job.iterate(…)`")
 
-    def for_step(self, job: Job) -> Transaction:
-        """What a durable step is committed by. A job that is not transactional has it until `end_iteration`."""
+    def for_step(self, job: Job, begin: Callable[[Transaction], object]) -> Transaction:
+        """What a durable step is committed by; otherwise as `for_iteration`."""
         otherwise = "async: `await job.astep(…)`"
-        return self._for_iteration(Transaction, job, _nothing, not _on_a_loop(), otherwise, BEFORE_STEP)
+        return self._for_iteration(Transaction, job, begin, not _on_a_loop(), otherwise, BEFORE_STEP)
 
-    def afor_step(self, job: Job) -> AsyncTransaction:
+    def afor_step(self, job: Job, begin: Callable[[AsyncTransaction], object]) -> AsyncTransaction:
         """The same for an async handler."""
         here = self._loop is asyncio.get_running_loop()
-        return self._for_iteration(AsyncTransaction, job, _nothing, here, "sync: `job.step(…)`", BEFORE_STEP)
+        return self._for_iteration(AsyncTransaction, job, begin, here, "sync: `job.step(…)`", BEFORE_STEP)
 
     def _for_iteration(
         self,
@@ -232,9 +232,6 @@ def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: 
     else:
         why = "its handler is sync: use `job.connection` or `job.session()`"
     return Error(f"job {job.id} ({job.task}): no job.{what} here: {why}", job_id=job.id)
-
-
-def _nothing(work: Transaction | AsyncTransaction) -> None: ...
 
 
 def _on_a_loop() -> bool:

@@ -206,6 +206,8 @@ async def test_what_a_step_cannot_be_is_said(dsn: str, accounts: Eyes, on_loop: 
         note("outer", lambda: job.step("inner", one))
         job.connection.execute("INSERT INTO effect VALUES (%s, 'before')", [job.id])
         note("late", one)
+        note("later", one)
+        note("late", one)
 
     async def aorder(job: Job) -> None:
         async def note(name: Any, fn: Any, *args: Any) -> None:
@@ -223,6 +225,8 @@ async def test_what_a_step_cannot_be_is_said(dsn: str, accounts: Eyes, on_loop: 
         await note("outer", lambda: job.astep("inner", one))
         await (await job.aconnection()).execute("INSERT INTO effect VALUES (%s, 'before')", [job.id])
         await note("late", one)
+        await note("later", one)
+        await note("late", one)
 
     asked = task(name="steps.wrong", transactional=True, retry=1)(aorder if on_loop else order)
     async with work(dsn, asked):
@@ -236,10 +240,28 @@ async def test_what_a_step_cannot_be_is_said(dsn: str, accounts: Eyes, on_loop: 
         "its answer is not what the function says it returns",
         "its answer cannot be stored",
         "it is inside the step 'outer'",
-        "job.connection was asked for before the step",
+        *["job.connection was asked for before the step"] * 3,
     ]
     assert [part in text for part, text in zip(wanted, said, strict=True)] == [True] * len(wanted), said
     assert [name for name, _ in accounts.all(STEPS)] == ["one"]
+
+
+@pytest.mark.promise("F362")
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+async def test_a_step_that_was_refused_hinders_no_other(dsn: str, accounts: Eyes, transactional: bool) -> None:
+    """The naive version takes the refused step for one that runs: each later one is said to be inside of it."""
+
+    async def order(job: Job) -> int:
+        with pytest.raises(pgqueue.Error, match="its handler is async"):
+            job.step("one", lambda: 1)
+        return int(await job.astep("two", lambda: 2)) + int(await job.astep("one", lambda: 1))
+
+    asked = task(name="steps.refused", transactional=transactional, retry=1)(order)
+    async with work(dsn, asked):
+        id = enqueued(dsn, asked)
+        await until(accounts.is_in(id, "completed"))
+    assert accounts.one("SELECT result FROM pgqueue.job_done") == 3
+    assert accounts.all(STEPS) == [("two", 2), ("one", 1)]
 
 
 @pytest.mark.promise("F363")
