@@ -454,7 +454,8 @@ class Job:
         the last one.
 
         A step is known by its name: printable text of 1 to 200 bytes, once in a run. Answers are JSON, as large as a
-        result, read as the annotation of `fn` says. If `fn` raises, nothing of the step is kept. The record stays with
+        result, read as the annotation of `fn` says. A step in the body of `iterate` is committed before its batch;
+        `iterate` inside of a step raises Error. If `fn` raises, nothing of the step is kept. The record stays with
         its job: after a failure, for a retry by hand, and in history. Raises InvalidOption for a name that was used in
         this run, and Error for an answer that cannot be stored or read back.
         """

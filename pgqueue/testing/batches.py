@@ -86,6 +86,10 @@ class Batches:
     def __init__(self, context: BatchContext) -> None:
         self._context = context
 
+    def owns(self, job: Job) -> bool:
+        """Whether an iteration or a step has the connection."""
+        return self._context.iterating
+
     def for_iteration(self, job: Job, begin: Callable[[Batch], object]) -> Batch:
         batch = Batch(self._context, job)
         begin(batch)

@@ -20,6 +20,10 @@ What a step does elsewhere is done at least once: its row is written after it. B
 What `fn` enqueues (`job.enqueue`, `job.add`) is enqueued in the step's transaction: the next attempt does not call
 `fn`, so with the end of the job it would be lost. What the handler enqueued before the step comes with the job's end.
 
+A step in the body of `job.iterate` uses the transaction of the batch before the batch does: it is committed, and the
+batch begins another one. Only a step that has made the transaction ends it. An iteration inside of a step is refused:
+its batches would commit what the step has written so far, before the record.
+
 A row is found by the name, never by the order: code may be changed between two attempts.
 
 The naive ways: to write the row in a transaction of its own (a kill between the two repeats the effects); to leave out
@@ -57,15 +61,29 @@ class RunSteps:
     """What the handler had enqueued before this step."""
     work: Any = None
     """The transaction of this step; None if it was refused, or none runs."""
+    own: bool = False
+    """Whether it was made for this step: else the task is transactional, or the step is in a batch of an iteration."""
 
     def begin(self, work: Any) -> None:
         """The step has this transaction."""
         self.work = work
 
 
+def check_outside(job: Job, what: str) -> None:
+    """Raise Error if a step of this job runs: this would commit what the step has written."""
+    steps: RunSteps | None = getattr(job, "steps", None)
+    if steps is not None and steps.within is not None:
+        where = f"job {job.id} ({job.task}): {what} is inside the step {steps.within!r}"
+        raise Error(
+            f"{where}: its batches would commit what the step has written, before its record; iterate outside of steps",
+            job_id=job.id,
+        )
+
+
 class StepTransactions(Protocol):
     """What steps are committed by: a worker's transactions (`Transactional`), or those of a drain."""
 
+    def owns(self, job: Job) -> bool: ...
     def for_step(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
     def afor_step(self, job: Job, begin: Callable[[Any], object]) -> Any: ...
     def end_iteration(self, job: Job, work: Any) -> None: ...
@@ -137,7 +155,7 @@ class DurableSteps:
             )
         if steps.within is not None:
             raise Error(f"{where}: it is inside the step {steps.within!r}, which it would commit", job_id=job.id)
-        steps.within = name
+        steps.within, steps.own = name, not self._transactions.owns(job)
         steps.before, job.successors = job.successors, None
         return steps
 
@@ -153,9 +171,9 @@ class DurableSteps:
         if steps.within is not None and getattr(job, "steps", None) is steps:  # else the job runs anew
             job.successors = steps.before
         steps.within = None
-        if steps.work is not None:
+        if steps.work is not None and steps.own:
             self._transactions.end_iteration(job, steps.work)
-            steps.work = None
+        steps.work = None
 
     def _recorded(self, job: Job, work: Any) -> Statement[list[Row]]:
         recorded: Statement[list[Row]] = work.statement("durable_steps_read", since=job.enqueued_at.isoformat())

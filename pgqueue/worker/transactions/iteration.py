@@ -50,6 +50,7 @@ from pgqueue.jobs.context import AnySource, Source
 from pgqueue.jobs.job import Job, NewJob, fields
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.run.run import Interrupted
+from pgqueue.worker.transactions.durable_steps import check_outside
 
 log = logging.getLogger("pgqueue")
 
@@ -108,6 +109,7 @@ class LastCommit:
 
     def statements(self, work: Any) -> list[Statement[Any]]:
         """What ends the batch: its row, and the jobs its body has enqueued."""
+        check_outside(self.job, "the end of a batch")
         append = work.statement("iteration_append", n=self._n, cursor=_encode(self.cursor).decode())
         successors, self.job.successors = self.job.successors, []
         if not successors:
@@ -185,6 +187,7 @@ class Iterations:
         return [place.job.id for place in dropped]
 
     def _place(self, job: Job) -> LastCommit:
+        check_outside(job, "the iteration")
         if job in self.places:
             raise Error(
                 f"job {job.id} ({job.task}): it iterates already, or has; a job has one place to go on from. "
