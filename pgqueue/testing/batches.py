@@ -8,12 +8,13 @@ savepoint, and each batch is committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pgqueue.database.asking import named
 from pgqueue.database.statements import Row, Statement
 from pgqueue.jobs.job import Job
 from pgqueue.worker.transactions.steps import asend, send
+from pgqueue.worker.transactions.transactional import BEFORE_ITERATION, BEFORE_STEP, asked_before
 
 NEXT = b"RELEASE SAVEPOINT pgqueue_job; SAVEPOINT pgqueue_job"
 
@@ -26,6 +27,8 @@ class BatchContext(Protocol):
     iterating: bool
     spoilt: bool
 
+    @property
+    def begun(self) -> bool: ...
     def connection(self, job: Job) -> Any: ...
     async def aconnection(self, job: Job) -> Any: ...
     def end(self, *, kept: bool) -> None: ...
@@ -44,7 +47,9 @@ class Batch:
         return named(name, **fence | params)
 
     def look(self, statement: Statement[Any]) -> list[Row]:
-        return send(self._context.connection(self._job), statement).fetchall()
+        rows = send(self._context.connection(self._job), statement).fetchall()
+        self._context.end(kept=True)  # the handler has not asked for the connection
+        return rows
 
     def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:
         conn = self._context.connection(self._job)
@@ -64,7 +69,9 @@ class AsyncBatch(Batch):
     """`Batch` for an async handler."""
 
     async def look(self, statement: Statement[Any]) -> list[Row]:  # type: ignore[override]
-        return await (await asend(await self._context.aconnection(self._job), statement)).fetchall()
+        rows = await (await asend(await self._context.aconnection(self._job), statement)).fetchall()
+        await self._context.aend(kept=True)
+        return rows
 
     async def keep(self, statements: Sequence[Statement[Any]], kept: Statement[Any]) -> None:  # type: ignore[override]
         conn = await self._context.aconnection(self._job)
@@ -80,6 +87,9 @@ class AsyncBatch(Batch):
         await self._context.aend(kept=False)
 
 
+B = TypeVar("B", bound=Batch)
+
+
 class Batches:
     """Used instead of `transactional.Transactional`: gives the connection of the test to one iteration."""
 
@@ -91,22 +101,23 @@ class Batches:
         return self._context.iterating
 
     def for_iteration(self, job: Job, begin: Callable[[Batch], object]) -> Batch:
-        batch = Batch(self._context, job)
-        begin(batch)
-        self._context.iterating = True
-        return batch
+        return self._given(Batch(self._context, job), job, begin, BEFORE_ITERATION)
 
     def afor_iteration(self, job: Job, begin: Callable[[AsyncBatch], object]) -> AsyncBatch:
-        batch = AsyncBatch(self._context, job)
+        return self._given(AsyncBatch(self._context, job), job, begin, BEFORE_ITERATION)
+
+    def for_step(self, job: Job, begin: Callable[[Batch], object]) -> Batch:
+        return self._given(Batch(self._context, job), job, begin, BEFORE_STEP)
+
+    def afor_step(self, job: Job, begin: Callable[[AsyncBatch], object]) -> AsyncBatch:
+        return self._given(AsyncBatch(self._context, job), job, begin, BEFORE_STEP)
+
+    def _given(self, batch: B, job: Job, begin: Callable[[B], object], before: str) -> B:
+        if self._context.begun:
+            raise asked_before(job, before)
         begin(batch)
         self._context.iterating = True
         return batch
-
-    def for_step(self, job: Job, begin: Callable[[Batch], object]) -> Batch:
-        return self.for_iteration(job, begin)
-
-    def afor_step(self, job: Job, begin: Callable[[AsyncBatch], object]) -> AsyncBatch:
-        return self.afor_iteration(job, begin)
 
     def end_iteration(self, job: Job, work: Any) -> None:
         self._context.iterating = False

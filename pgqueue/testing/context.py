@@ -53,6 +53,11 @@ class DrainContext(JobContext):
         self._block: Any = None
         self._session: Any = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the connection was asked for, and what was written there is neither kept nor undone yet."""
+        return self._block is not None and not self.spoilt
+
     def connection(self, job: Job) -> Any:
         if self._block is None:
             conn = _below(self._given)

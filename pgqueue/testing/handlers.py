@@ -30,6 +30,7 @@ from pgqueue.jobs.values import EPOCH
 from pgqueue.testing.context import DrainContext
 from pgqueue.testing.resources import AS_DECLARED, Resources
 from pgqueue.testing.threads import run_sync
+from pgqueue.worker.run.batch_context import BatchContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -193,6 +194,7 @@ async def _handle_async(task: Task[..., Any], job: Job) -> Any:
 def _calling(task: Task[..., Any], job: Job) -> Callable[[], Any]:
     args, kwargs = task.codec.decode(job.args)
     if task.batch is not None:  # here each job is a batch of its own
+        job.context = BatchContext(job.context, job, ())
         return lambda: task.fn([job], list(args)) if task.wants_job else task.fn(list(args))
     return lambda: task.fn(job, *args, **kwargs) if task.wants_job else task.fn(*args, **kwargs)
 

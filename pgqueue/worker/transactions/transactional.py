@@ -121,7 +121,7 @@ class Transactional:
         if not isinstance(work, kind):
             raise Error(f"job {job.id} ({job.task}): its handler is {otherwise}", job_id=job.id)
         if work.commit.conn is not None:
-            raise Error(f"job {job.id} ({job.task}): job.connection was asked for before the {before}", job_id=job.id)
+            raise asked_before(job, before)
         begin(work)
         if work.commit.for_iteration:
             self._open[job] = work
@@ -222,6 +222,11 @@ class Transactional:
                     del self._open[job]
 
         return on_loop
+
+
+def asked_before(job: Job, before: str) -> Error:
+    """What is raised if `job.connection` was asked for too early: `before` an iteration, or a step."""
+    return Error(f"job {job.id} ({job.task}): job.connection was asked for before the {before}", job_id=job.id)
 
 
 def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: str) -> Error:
