@@ -457,7 +457,7 @@ class Job:
         result, read as the annotation of `fn` says. A step in the body of `iterate` is committed before its batch;
         `iterate` inside of a step raises Error. If `fn` raises, nothing of the step is kept. The record stays with
         its job: after a failure, for a retry by hand, and in history. Raises InvalidOption for a name that was used in
-        this run, and Error for an answer that cannot be stored or read back.
+        this run, and Error for an answer that cannot be stored or read back, and beyond 10,000 steps of a job.
         """
         return self.context.step(self, check_name(name), partial(fn, *args, **kwargs), fn)  # type: ignore[no-any-return]
 

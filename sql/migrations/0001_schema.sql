@@ -2980,6 +2980,15 @@ BEGIN
     WHERE s.job_id = step_rows.job_id AND s.enqueued_at = step_rows.since ORDER BY s.created_at, s.name;
 END $$;
 
+-- Whether this step of the job enqueued at `since` is recorded. Reads its row alone.
+CREATE FUNCTION pgqueue.step_is_recorded(job_id bigint, since timestamptz, name text) RETURNS boolean LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM pgqueue.job_step s
+                   WHERE s.job_id = step_is_recorded.job_id AND s.enqueued_at = step_is_recorded.since AND s.name = step_is_recorded.name);
+END $$;
+
 -- What a job says of how far it is.
 CREATE FUNCTION pgqueue.progress_row(job_id bigint) RETURNS SETOF pgqueue.job_progress LANGUAGE plpgsql STABLE ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off

@@ -19,7 +19,7 @@ SELECT CASE WHEN count(*) = 0 THEN pgqueue.refuse_lost(%(id)s::bigint)
 
 -- name: durable_steps_appended
 -- Whether this step was committed, after the answer to its COMMIT was lost.
-SELECT name FROM pgqueue.step_rows(%(id)s::bigint, %(since)s::text::timestamptz) WHERE name = %(step)s::text;
+SELECT %(step)s::text WHERE pgqueue.step_is_recorded(%(id)s::bigint, %(since)s::text::timestamptz, %(step)s::text);
 
 -- name: durable_steps_sweep
 -- Delete the steps of up to n jobs after this id that history has forgotten. A job is in one partition in every snapshot, so a job

@@ -33,7 +33,7 @@ the fence (a run that has lost its job records an answer that the other run then
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -45,6 +45,9 @@ from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.step_answers import check_step, read_answer, written_answer
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.run.run import Interrupted
+
+RECORDED_MOST = 10_000
+"""The most steps that one job records: each run reads them all at its first step."""
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class DurableSteps:
                     steps.known = dict(work.look(self._recorded(job, work)))
                 if name in steps.known:
                     return read_answer(job.task, name, fn, steps.known[name])
+                _check_number(job, name, steps.known)
                 answer = call()
                 check_step(job.task, name, fn, answer)
                 written = written_answer(job.task, name, answer)
@@ -129,6 +133,7 @@ class DurableSteps:
                 steps.known = dict(await work.look(self._recorded(job, work)))
             if name in steps.known:
                 return read_answer(job.task, name, fn, steps.known[name])
+            _check_number(job, name, steps.known)
             answer = call()
             if inspect.isawaitable(answer):
                 answer = await answer
@@ -189,3 +194,12 @@ class DurableSteps:
         since = job.enqueued_at.isoformat()
         appended: Statement[list[Row]] = work.statement("durable_steps_appended", step=name, since=since)
         return appended
+
+
+def _check_number(job: Job, name: str, known: Sized) -> None:
+    if len(known) >= RECORDED_MOST:
+        raise Error(
+            f"job {job.id} ({job.task}): step {name!r}: the job has recorded {RECORDED_MOST:,} steps, and a job "
+            "records no more; go through a long list by job.iterate, or enqueue a job for each part",
+            job_id=job.id,
+        )

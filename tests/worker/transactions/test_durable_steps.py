@@ -264,6 +264,38 @@ async def test_a_step_that_was_refused_hinders_no_other(dsn: str, accounts: Eyes
     assert accounts.all(STEPS) == [("two", 2), ("one", 1)]
 
 
+@pytest.mark.promise("F362")
+@BOTH
+async def test_a_job_records_so_many_steps_and_no_more(dsn: str, accounts: Eyes, on_loop: bool) -> None:
+    calls: list[str] = []
+
+    def order(job: Job) -> None:
+        job.step("last", lambda: calls.append("last"))
+        with pytest.raises(pgqueue.Error, match="has recorded 10,000 steps"):
+            job.step("more", lambda: calls.append("more"))
+        assert job.step("step 7", lambda: calls.append("step 7")) == 7
+
+    async def aorder(job: Job) -> None:
+        await job.astep("last", lambda: calls.append("last"))
+        with pytest.raises(pgqueue.Error, match="has recorded 10,000 steps"):
+            await job.astep("more", lambda: calls.append("more"))
+        assert await job.astep("step 7", lambda: calls.append("step 7")) == 7
+
+    asked = task(name="steps.many", retry=1)(aorder if on_loop else order)
+    id = enqueued(dsn, asked)
+    accounts.do(
+        "INSERT INTO pgqueue.job_step (job_id, enqueued_at, name, result) "
+        "SELECT id, enqueued_at, 'step ' || n, to_jsonb(n) FROM pgqueue.job, generate_series(1, 9999) AS n"
+    )
+    async with work(dsn, asked):
+        await until(accounts.is_in(id, "completed"))
+    assert calls == ["last"]
+    assert accounts.one("SELECT count(*) FROM pgqueue.job_step") == 10_000
+    since = accounts.one("SELECT enqueued_at FROM pgqueue.job_done")
+    found = [accounts.one("SELECT pgqueue.step_is_recorded(%s, %s, %s)", id, since, name) for name in ("last", "more")]
+    assert found == [True, False]
+
+
 @pytest.mark.promise("F363")
 async def test_steps_stay_for_a_retry_by_hand_and_are_shown(dsn: str, accounts: Eyes) -> None:
     calls: list[int] = []
