@@ -210,8 +210,8 @@ def discard(
     A job that has not ended is not deleted: cancel it first. A unique key or an idempotency key that still holds goes
     on answering with the id of the deleted job until it expires; else the same request would be a new job.
 
-    There is one answer for each job, in order: `discarded`, `alive` (see `.state`), or `needed`: another job of its
-    flow still waits. Recorded, and raises, as `cancel`.
+    There is one answer for each job, in order: `discarded`, `alive` (see `.state`), or `needed`: a job of its
+    flow waits, or would wait after a retry. Recorded, and raises, as `cancel`.
 
         pgqueue.discard(conn, task="mail.send", older_than=timedelta(days=2))
     """
@@ -324,8 +324,18 @@ def discarding(ids: Iterable[int], by: By) -> Steps[list[Answer]]:
             return Answer(id, "needed", None)
         return Answer(id, "missing", None) if state is None else None
 
-    older = None if by.asked is None else by.asked.older_than
-    return _settling("actions_discard", ids, by.params() | {"older": older}, judge)
+    params = by.params() | {"older": None if by.asked is None else by.asked.older_than}
+    answers = yield from _settling("actions_discard", ids, params, judge)
+    left = [answer.id for answer in answers if answer.did == "needed"]
+    if not left or len(batches := list(_batches(answer.id for answer in answers))) == 1:
+        return answers
+    # Jobs of later batches may have needed these, and are gone now. The last nodes come first. This transaction has the
+    # locks of all batches already, so the other order of the rows holds nothing up.
+    found = {answer.id: answer for answer in answers}
+    for batch in reversed(batches):
+        if again := [id for id in batch if found[id].did == "needed"]:
+            found |= {answer.id: answer for answer in (yield from _settling("actions_discard", again, params, judge))}
+    return [found[answer.id] for answer in answers]
 
 
 def rescheduling(ids: Iterable[int], at: datetime, by: By) -> Steps[list[Answer]]:

@@ -69,9 +69,9 @@ WORDS: Mapping[str, Words] = {
         "left out: another job has its unique key",
     ),
     "needed": Words(
-        "was not discarded: another job of its flow still waits",
-        "Nothing was done: another job of its flow still waits.",
-        "left out: another job of its flow still waits",
+        "was not discarded: a job of its flow waits, or would wait after a retry",
+        "Nothing was done: a job of its flow waits, or would wait after a retry.",
+        "left out: a job of its flow waits, or would wait after a retry",
     ),
     "discarded": Words("discarded", "The job is deleted, with its attempts.", "is deleted, with its attempts"),
     "rescheduled": Words("is rescheduled", "The job has a new time.", "has a new time"),

@@ -85,7 +85,7 @@ FROM pgqueue.lock_keys(ARRAY(SELECT json_array_elements_text(%(keys)s::text::jso
 -- were locked (NULL: in none), and whether it was deleted. A job that has ended and was not deleted is to be asked for anew.
 -- If an id stands twice, both rows go; if one of them lives, none.
 -- A key that still holds goes on answering: its hash is kept until it expires. Other keys of the jobs go.
--- A job of a flow in which another one waits is left alone; its state is then answered as `needed`.
+-- A job that its flow needs (`needed_by_flows`) is left alone; its state is then answered as `needed`.
 -- Locks the jobs in the order of their ids, then the keys in theirs, as a retry does. Waits for transactions that have one of them just now.
 -- If a filter has chosen jobs that ended more than `older` seconds ago (NULL: it has not), one that has ended anew is left alone, as if it
 -- were in no state.

@@ -663,7 +663,7 @@ BEGIN
             SELECT abs(j.node), j.id, j.state, j.result, j.reason
             FROM (SELECT DISTINCT abs(l.node) >> 20 AS id FROM pgqueue.%1$I l WHERE l.bin = %2$s AND l.node IS NOT NULL) AS f
             JOIN pgqueue.%1$I j ON j.bin = %2$s AND j.node IS NOT NULL AND abs(j.node) >> 20 = f.id
-            WHERE pgqueue.flow_waits(f.id)
+            WHERE pgqueue.flow_may_release(f.id)
             ON CONFLICT DO NOTHING $keep$, 'job_' || r.kind, next_bin);
     END IF;
     EXECUTE format('TRUNCATE pgqueue.%I', CASE WHEN r.kind = 'attempt' THEN 'attempt_'
@@ -762,7 +762,7 @@ CREATE TABLE pgqueue.node (
 );
 COMMENT ON TABLE pgqueue.node IS 'Nodes of flows: sets of jobs, and which nodes they wait for.';
 
--- What became of jobs whose rows history has forgotten while another job of their flow waits.
+-- What became of jobs whose rows history has forgotten while another job of their flow waits, or may wait again.
 CREATE TABLE pgqueue.flow_kept (
     node   bigint NOT NULL,
     id     bigint NOT NULL,
@@ -771,17 +771,20 @@ CREATE TABLE pgqueue.flow_kept (
     reason text,
     PRIMARY KEY (node, id)
 );
-COMMENT ON TABLE pgqueue.flow_kept IS 'How jobs of flows ended that history has forgotten, as long as a job of the flow waits.';
+COMMENT ON TABLE pgqueue.flow_kept IS 'How jobs of flows ended that history has forgotten, as long as a job of the flow waits or may wait again.';
 
--- Whether a job of this flow waits for its release.
-CREATE FUNCTION pgqueue.flow_waits(flow bigint) RETURNS boolean LANGUAGE plpgsql STABLE
+-- Whether a job of this flow waits for its release, or has ended while it waited: a retry lets that one wait again.
+CREATE FUNCTION pgqueue.flow_may_release(flow bigint) RETURNS boolean LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
 SET enable_indexonlyscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM pgqueue.job_blocked b
-                   WHERE b.node BETWEEN -((flow_waits.flow << 20) | 1048575) AND -((flow_waits.flow << 20) | 1));
+                   WHERE b.node BETWEEN -((flow_may_release.flow << 20) | 1048575) AND -((flow_may_release.flow << 20) | 1))
+        OR EXISTS (SELECT FROM pgqueue.job_dead d
+                   WHERE d.node BETWEEN -((flow_may_release.flow << 20) | 1048575) AND -((flow_may_release.flow << 20) | 1));
 END $$;
-COMMENT ON FUNCTION pgqueue.flow_waits IS 'Whether a job of this flow waits for another one.';
+COMMENT ON FUNCTION pgqueue.flow_may_release IS
+    'Whether a job of this flow waits for another one, or would wait again after a retry.';
 
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------
@@ -2771,8 +2774,8 @@ COMMENT ON FUNCTION pgqueue.lock_ended IS
     'Part of a retry or a discard by hand: for no other caller.';
 
 -- Delete jobs that have ended, with their attempts, cursors and progress. A row for each id: its state as this
--- statement's snapshot had it (NULL: in none), and whether it was deleted. See `actions_discard`. A job of a flow in
--- which another one waits is left alone, and its state is answered as `needed`.
+-- statement's snapshot had it (NULL: in none), and whether it was deleted. See `actions_discard`. A job that a flow needs
+-- (`needed_by_flows`) is left alone, and its state is answered as `needed`.
 --
 -- A key is deleted by its name. Once it is locked, the row of the key names this job, whichever version of it there is;
 -- no other job gets the key before this transaction ends. If it holds on, its hash is kept.
@@ -2895,20 +2898,34 @@ END $$;
 COMMENT ON FUNCTION pgqueue.flow_rows IS
     'The jobs of a flow, for people.';
 
--- Those of these jobs that have ended and are of a flow in which another job waits: what they were is needed for its
--- release.
+-- Those of these jobs that have ended and that their flow needs, because what they were is judged at a release:
+--
+-- 1. a job of the flow waits;
+-- 2. or a job of a later node has ended while it waited, and is none of these jobs: a retry lets it wait again. Without
+--    these jobs it would start although one of them failed, or without their results.
+--
+-- A later node is enough: what waits for a node has a higher number. So if one of these jobs is left where it is, those
+-- of the nodes before it are left, too.
 CREATE FUNCTION pgqueue.needed_by_flows(ids bigint[]) RETURNS SETOF bigint LANGUAGE plpgsql STABLE ROWS 1
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     RETURN QUERY
-    SELECT ended.id FROM unnest(needed_by_flows.ids) AS asked (id)
-    CROSS JOIN LATERAL (
-        SELECT j.id, abs(j.node) >> 20 AS flow FROM pgqueue.job j
-        WHERE j.id = asked.id AND j.node IS NOT NULL AND j.state IN ('completed', 'skipped', 'failed', 'cancelled') OFFSET 0) AS ended
-    WHERE EXISTS (
-        SELECT FROM pgqueue.job_blocked w
-        WHERE w.node BETWEEN -(ended.flow << 20 | 1048575) AND -(ended.flow << 20));
+    WITH ended AS MATERIALIZED (
+        SELECT j.id, abs(j.node) AS node, abs(j.node) >> 20 AS flow FROM unnest(needed_by_flows.ids) AS asked (id)
+        CROSS JOIN LATERAL (
+            SELECT j.id, j.node FROM pgqueue.job j
+            WHERE j.id = asked.id AND j.node IS NOT NULL AND j.state IN ('completed', 'skipped', 'failed', 'cancelled') OFFSET 0) AS j
+    ), judged AS MATERIALIZED (
+        SELECT f.flow, coalesce(
+            (SELECT 9223372036854775807 FROM pgqueue.job_blocked w
+             WHERE w.node BETWEEN -(f.flow << 20 | 1048575) AND -(f.flow << 20) LIMIT 1),
+            (SELECT -w.node FROM pgqueue.job_dead w
+             WHERE w.node BETWEEN -(f.flow << 20 | 1048575) AND -(f.flow << 20) AND w.id <> ALL (needed_by_flows.ids)
+             ORDER BY w.node LIMIT 1)) AS last
+        FROM (SELECT DISTINCT ended.flow FROM ended) AS f
+    )
+    SELECT ended.id FROM ended JOIN judged ON judged.flow = ended.flow AND ended.node < judged.last;
 END $$;
 COMMENT ON FUNCTION pgqueue.needed_by_flows IS
     'Part of a discard by hand: for no other caller.';

@@ -129,14 +129,14 @@ SELECT (SELECT max(id) FROM walked HAVING count(*) = %(n)s::integer), f.*
 FROM pgqueue.forget_rows('pgqueue.flow', ARRAY(SELECT ctid FROM gone)) AS f;
 
 -- name: pruner_flow_kept
--- Forget what was kept of flows in which no job waits any more. Jumps from flow to flow.
+-- Forget what was kept of flows in which no job waits, and none can wait again. Jumps from flow to flow.
 WITH RECURSIVE kept (flow) AS (
     (SELECT k.node >> 20 FROM pgqueue.flow_kept k ORDER BY k.node LIMIT 1)
     UNION ALL
     SELECT (SELECT k.node >> 20 FROM pgqueue.flow_kept k WHERE k.node > (kept.flow << 20) + 1048575 ORDER BY k.node LIMIT 1)
     FROM kept WHERE kept.flow IS NOT NULL
 ), over AS MATERIALIZED (
-    SELECT flow FROM kept WHERE flow IS NOT NULL AND NOT pgqueue.flow_waits(flow)
+    SELECT flow FROM kept WHERE flow IS NOT NULL AND NOT pgqueue.flow_may_release(flow)
 )
 SELECT * FROM pgqueue.forget_rows('pgqueue.flow_kept', ARRAY(
     SELECT k.ctid FROM over CROSS JOIN LATERAL (

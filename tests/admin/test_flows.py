@@ -12,7 +12,7 @@ from roles import Role, role
 
 import pgqueue
 from pgqueue import Flow, InvalidOption
-from pgqueue.admin import flows, queries
+from pgqueue.admin import actions, flows, queries
 from pgqueue.admin.bulk import runner
 
 Conn = psycopg.Connection[Any]
@@ -119,6 +119,36 @@ def test_a_discard_leaves_what_a_waiting_job_needs(conn: Conn) -> None:
     pgqueue.cancel(conn, flow=handle.id)
     assert {answer.did for answer in pgqueue.discard(conn, flow=handle.id)} == {"discarded"}
     assert pgqueue.find(conn, flow=handle.id) == []
+
+
+@pytest.mark.promise("F388")
+def test_a_discard_leaves_what_a_job_needs_that_a_retry_lets_wait_again(conn: Conn) -> None:
+    """Of a flow whose end was cancelled the jobs before it stay, however they ended, until that one goes, too."""
+    handle = enqueued(conn)
+    first, *_, last = list(handle._ids)
+    end(conn, first, "failed")
+    pgqueue.cancel(conn, flow=handle.id)
+    assert pgqueue.discard(conn, first)[0].did == "needed"
+    middle = list(handle._ids)[1:-1]
+    assert {answer.did for answer in pgqueue.discard(conn, first, *middle)} == {"needed"}
+    assert pgqueue.discard(conn, last)[0].did == "discarded"
+    assert {answer.did for answer in pgqueue.discard(conn, first, *middle)} == {"discarded"}
+
+
+@pytest.mark.promise("F388")
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_whole_flow_is_discarded_by_one_call_however_many_statements_it_takes(
+    dsn: str, autocommit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first statement has the first jobs, which those of the next ones need."""
+    monkeypatch.setattr(actions, "BATCH", 1)
+    with psycopg.connect(dsn, autocommit=autocommit) as conn:
+        handle = enqueued(conn)
+        end(conn, min(handle._ids), "failed")
+        pgqueue.cancel(conn, flow=handle.id)
+        answers = pgqueue.discard(conn, flow=handle.id)
+        assert [answer.did for answer in answers] == ["discarded"] * 5
+        assert pgqueue.find(conn, flow=handle.id) == []
 
 
 @pytest.mark.promise("F388")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import psycopg
 import pytest
 from flow_rows import Desk, Made, end, put
 from workers import Eyes
 
+import pgqueue
 from pgqueue.worker.leader import pruner
 from pgqueue.worker.leader.pruner import Pruner
 
@@ -85,3 +87,45 @@ async def test_what_was_kept_goes_when_no_job_of_the_flow_waits(eyes: Eyes, desk
     await desk.look(node)
     await Pruner(desk.session).forget("kept_of_flows")
     assert eyes.all("SELECT node FROM pgqueue.flow_kept") == [(flows[1][0][0],)]
+
+
+@pytest.mark.promise("F378")
+async def test_a_job_that_was_cancelled_for_another_gets_its_results_after_a_retry_days_later(
+    dsn: str, eyes: Eyes, desk: Desk
+) -> None:
+    """Nothing of the flow waits while history turns. The naive keeper drops what completed, and `got` is null."""
+    (_, [completed]), (failed_node, [failed]), (_, [waiting]) = put(
+        eyes.conn, Made(), Made(), Made(after=[0, 1], results={"got": (0, False)})
+    )
+    end(eyes, completed, result='"kept"')
+    end(eyes, failed, state="failed")
+    await desk.look(failed_node)
+    assert eyes.states() == {"completed": 1, "failed": 1, "cancelled": 1}
+    turn(eyes, "done", 8)
+    await Pruner(desk.session).forget("kept_of_flows")
+    with psycopg.connect(dsn) as conn:
+        assert all(answer.changed for answer in pgqueue.retry(conn, failed, waiting))
+    end(eyes, failed)
+    await desk.look(failed_node)
+    assert eyes.all("SELECT state, args FROM pgqueue.job WHERE id = %s", waiting) == [("available", {"got": "kept"})]
+
+
+@pytest.mark.promise("F378")
+async def test_a_retry_alone_is_judged_by_a_failure_that_history_has_forgotten(
+    dsn: str, eyes: Eyes, desk: Desk
+) -> None:
+    """The failed job goes with its leaf; what was cancelled for it stands in the next one."""
+    [(node, [failed]), (_, [waiting])] = put(eyes.conn, Made(), Made(after=[0]))
+    end(eyes, failed, state="failed")
+    turn(eyes, "dead", 1)
+    await desk.look(node)
+    turn(eyes, "dead", 15)
+    assert eyes.states() == {"cancelled": 1}
+    await Pruner(desk.session).forget("kept_of_flows")
+    with psycopg.connect(dsn) as conn:
+        pgqueue.retry(conn, waiting)
+    await desk.look(node)
+    assert eyes.state(waiting) == "cancelled"
+    turn(eyes, "dead", 16)
+    await Pruner(desk.session).forget("kept_of_flows")
+    assert eyes.one("SELECT count(*) FROM pgqueue.flow_kept") == 0
