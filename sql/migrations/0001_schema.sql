@@ -3515,7 +3515,8 @@ END $$;
 -- - Positions: two indexes have them by queue and rank, so each of these is asked for its last.
 -- - A number of 2^62 or more was never given: a row that was made by hand counts for nothing here. Else no sequence
 --   could be advanced beyond a row with 2^63 - 1, and no worker would start.
--- - The sequence of `audit` is left out: no uniqueness hangs on its numbers.
+-- - The sequence of `audit` is left out: no uniqueness hangs on its numbers. So is that of `stack_request`, whose rows
+--   live for seconds.
 CREATE FUNCTION pgqueue.lagging_sequences(whole boolean) RETURNS TABLE (sequence regclass, given bigint, highest bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -3591,7 +3592,10 @@ BEGIN
             (SELECT max(o.supervisor_id) FROM pgqueue.supervisor_order o WHERE o.supervisor_id < most))),
         ('pgqueue.supervisor_order_id_seq', (SELECT max(o.id) FROM pgqueue.supervisor_order o WHERE o.id < most)),
         ('pgqueue.job_waiter_waiter_seq', (SELECT max(w.waiter) FROM pgqueue.job_waiter w WHERE w.waiter < most)),
-        ('pgqueue.bulk_id_seq', (SELECT max(b.id) FROM pgqueue.bulk b WHERE b.id < most))
+        ('pgqueue.bulk_id_seq', (SELECT max(b.id) FROM pgqueue.bulk b WHERE b.id < most)),
+        ('pgqueue.flow_id_seq', greatest(
+            (SELECT max(f.id) FROM pgqueue.flow f WHERE f.id < most >> 20),
+            (SELECT max(n.id) >> 20 FROM pgqueue.node n WHERE n.id < most)))
     )
     SELECT each.sequence, each.given, each.highest FROM (
         SELECT m.sequence::regclass AS sequence, coalesce(pg_sequence_last_value(m.sequence::regclass), 0) AS given, m.highest FROM mark m

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from ids_again import ids_again
+from ids_again import SEQUENCES, ids_again
 from roles import Role, refused, role
 from unique_jobs import Conn, make, put
 from workers import Eyes, until, work
@@ -185,6 +185,8 @@ def test_a_run_is_named_by_its_claim_because_a_snooze_spends_no_attempt(conn: Co
 GIVEN = "SELECT id, pos FROM pgqueue.job_available ORDER BY 1"
 ADVANCE = "SELECT sequence, given, highest, advanced_to FROM pgqueue.advance_sequences(true) ORDER BY 1"
 MARGIN = 1 << 20
+LEFT_OUT = {"pgqueue.audit_id_seq", "pgqueue.stack_request_id_seq"}
+"""No uniqueness hangs on the first; rows with numbers of the second live for seconds."""
 
 
 def filled(dsn: str) -> None:
@@ -199,6 +201,12 @@ def filled(dsn: str) -> None:
         conn.execute("INSERT INTO pgqueue.supervisor_order (supervisor_id, kind) VALUES (60, 'quiet'), (60, 'quiet')")
         conn.execute("INSERT INTO pgqueue.job_waiter (job_id) VALUES (1), (1), (70)")
         conn.execute("INSERT INTO pgqueue.unique_key VALUES ('unique:k', 80, 'live', 0, NULL, now())")
+        conn.execute(
+            "INSERT INTO pgqueue.bulk (id, actor, action, target, states, queue, up_to) "
+            "OVERRIDING SYSTEM VALUE VALUES (100, 'a', 'discard', '{}', '{failed}', 'q', 1)"
+        )
+        conn.execute("INSERT INTO pgqueue.flow (id, name) VALUES (90, 'f'), ((1::bigint << 43) - 1, 'by hand')")
+        conn.execute("INSERT INTO pgqueue.node (id) VALUES (110 << 20 | 7)")  # restored without its flow
         conn.commit()
 
 
@@ -208,6 +216,8 @@ def test_every_sequence_that_lags_is_advanced_and_none_that_does_not(dsn: str, c
     ids_again(dsn, "lagging")
     found = {name: (given, highest, to) for name, given, highest, to in conn.execute(ADVANCE).fetchall()}
     highest = {
+        "pgqueue.bulk_id_seq": 100,
+        "pgqueue.flow_id_seq": 110,
         "pgqueue.job_hold_seq": 50,
         "pgqueue.job_id_seq": 80,
         "pgqueue.job_pos_seq": 20,
@@ -217,6 +227,8 @@ def test_every_sequence_that_lags_is_advanced_and_none_that_does_not(dsn: str, c
         "pgqueue.worker_id_seq": 40,
     }
     assert found == {name: (0, most, most + MARGIN) for name, most in highest.items()}
+    # A new sequence belongs to one of the two.
+    assert {name for (name,) in conn.execute(SEQUENCES).fetchall()} == highest.keys() | LEFT_OUT
     assert conn.execute(ADVANCE).fetchall() == []
     assert pgqueue.enqueue(conn, "t").id == 80 + MARGIN + 1
     conn.execute("INSERT INTO pgqueue.job (id, task) VALUES (%s, 'by hand')", [(1 << 62) + 7])
