@@ -182,8 +182,8 @@ SELECT CASE
     (SELECT count(*) FROM timed), (SELECT count(done) FROM told), {{patient}};
 
 -- name: release_first
--- The id and the task of the job that `release_jobs` would go on with first. No row: there is none.
-SELECT waiting.id, waiting.task
+-- The id and the task of the job that `release_jobs` would go on with first, and the node that it waits for. No row: there is none.
+SELECT waiting.id, waiting.task, x.node
 FROM (SELECT DISTINCT a.node FROM unnest(%(nodes)s::bigint[]) AS a (node) ORDER BY 1) AS x CROSS JOIN LATERAL (
     SELECT b.id, b.task FROM pgqueue.job_blocked b
     WHERE b.key = 'node:' || x.node AND b.id <> ALL (%(passed)s::text::bigint[])

@@ -29,7 +29,10 @@ Naive versions, which the tests show to fail: no second look (a job waits for th
 (a job moves between two of them, and its node seems to have ended); counters of ends (a duplicate run counts twice, a
 retry never).
 
-A row that the server refuses to move is left where it is, and named (see mover.py). The sweep comes back to it.
+A row that the server refuses to move is left where it is, and named (see mover.py). The sweep comes back to it. If many
+are refused, the release goes on behind the node at which it has rested, a few times. Rows are left alone the longer the
+more there are. So each sweep comes further, whichever rows are refused. The naive release ends where it first rests: a
+node with many such rows keeps all nodes behind it.
 """
 
 from __future__ import annotations
@@ -57,8 +60,10 @@ KEYS_MOST = 1_000
 IDLE_SECONDS = 30.0
 WALK_SECONDS = 4.5
 """How long this worker walks no further, though sweeps come sooner: locks that are freed by hand ask for many."""
-REFUSED_SECONDS = 60.0
-"""How long a job is left alone after the server has refused to move it."""
+REFUSED_SECONDS, REFUSED_EACH = 60.0, 0.5
+"""How long a job is left alone after the server has refused to move it, and longer for every other one that is."""
+RESTS_MOST = 5
+"""So often a release goes on behind a node at which it has rested: each refusal costs a connection."""
 
 
 class Releaser:
@@ -82,7 +87,7 @@ class Releaser:
         self._mover = Mover(
             session, notify=state.settings.notify, unfit=lambda: self._statement("unblock_refuse_unfit")
         )
-        self._left = LeftAlone[int](Notice("cannot be released"), seconds=REFUSED_SECONDS)
+        self._left = LeftAlone[int](Notice("cannot be released"), seconds=REFUSED_SECONDS, each=REFUSED_EACH)
 
     # What others say -------------------------------------------------------------------------------------------------
 
@@ -159,8 +164,25 @@ class Releaser:
             raise
 
     async def _release(self, nodes: Sequence[int]) -> None:
-        """Go on with the jobs that watch these nodes, and look at the nodes that come of it."""
+        """Go on with the jobs that watch these nodes, and look at the nodes that come of it. A node with too many
+        refused jobs is left to the sweep, and the nodes behind it are not."""
+        left = sorted(nodes)
+        for _ in range(RESTS_MOST):
+            rested_at = await self._release_some(left)
+            left = [node for node in left if rested_at is not None and node > rested_at]
+            if not left:
+                break
+
+    async def _release_some(self, nodes: Sequence[int]) -> int | None:
+        """Do so in the order of the nodes; return at which of them this has rested, if it has."""
         asked = integers(nodes)
+        last: int | None = None
+
+        def read(rows: list[Row]) -> list[Row]:
+            nonlocal last
+            if rows:
+                last = rows[0][2]
+            return [row[:2] for row in rows]
 
         def moves(n: int, passed: str) -> Sequence[Statement[Any]]:
             settings = self._state.settings
@@ -168,11 +190,13 @@ class Releaser:
             return [self._statement("release_jobs", nodes=asked, n=n, passed=passed, **about)]
 
         def first(passed: str) -> Statement[list[Row]]:
-            return self._statement("release_first", nodes=asked, passed=passed)
+            found = self._statement("release_first", nodes=asked, passed=passed)
+            return Statement(found.sql, found.params, read)
 
         async for [[(_, after, released, *_)]] in self._mover.walk(JOBS_MOST, self._left, moves, first):
             self.released += released
             self.look_at(after)
+        return last if self._mover.rested else None
 
     async def _walk(self) -> None:
         """Look at the next nodes for which jobs wait; at all of them after a rescue."""

@@ -242,6 +242,52 @@ async def test_a_row_that_the_server_refuses_keeps_no_other(eyes: Eyes, desk: De
     assert eyes.state(waiting[20]) == "blocked"
 
 
+REFUSE = """
+CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF NEW.args ? 'no' THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
+CREATE TRIGGER no BEFORE INSERT ON pgqueue.job_available FOR EACH ROW EXECUTE FUNCTION no();
+"""
+
+
+@pytest.mark.promise("F373")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_a_node_with_many_refused_jobs_keeps_no_node_behind_it(
+    naive: bool, eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More refused jobs than a release tries wait for a node; one job waits for the node behind it."""
+    if naive:
+        monkeypatch.setattr(releaser, "RESTS_MOST", 1)
+    made = put(
+        eyes.conn, Made(), Made(), Made(jobs=[{"no": n} for n in range(300)], after=[0]), Made(jobs=[{}], after=[1])
+    )
+    [(one, [a]), (two, [b]), _, (_, [waiting])] = made
+    eyes.do(REFUSE)
+    end(eyes, a, b)
+    assert await desk.sweep() == 2
+    assert eyes.state(waiting) == ("blocked" if naive else "available")
+    eyes.do("DROP TRIGGER no ON pgqueue.job_available")
+    monkeypatch.setattr(desk.releaser._left, "_until", {})  # their time is over
+    await desk.look(one, two)
+    assert eyes.states() == {"completed": 2, "available": 301}
+
+
+@pytest.mark.promise("F373")
+async def test_behind_any_number_of_refused_jobs_a_node_is_reached_by_some_sweep(eyes: Eyes, desk: Desk) -> None:
+    """Of one node 150 jobs are refused before one that is not; they are left alone for longer than it takes."""
+    jobs = [{"no": n} for n in range(150)]
+    [(_, [first]), (_, waiting)] = put(eyes.conn, Made(), Made(jobs=[*jobs, {"yes": 1}], after=[0]))
+    eyes.do(REFUSE)
+    end(eyes, first)
+    sweeps = 0
+    while eyes.state(waiting[-1]) == "blocked":
+        await desk.sweep()
+        sweeps += 1
+        assert sweeps <= 10
+    assert len(desk.releaser._left.rows()) >= 140
+    left = sorted(desk.releaser._left._until.values())
+    assert left[-1] - left[0] > 0.4 * len(left)  # the later ones for longer
+
+
 @pytest.mark.promise("F372")
 async def test_what_is_judged_is_judged_by_the_nodes_that_the_row_names_however_many(eyes: Eyes, desk: Desk) -> None:
     """Nodes end in any order: the watch moves down, and comes back up to one that lives."""
