@@ -13,10 +13,11 @@ WITH first AS MATERIALIZED (
 SELECT coalesce(array_agg(DISTINCT queue::text), '{}'), (SELECT keyed FROM first) FROM pgqueue.job_available;
 
 -- name: drain_unknown
--- The tasks of available and blocked jobs that are none of these, in open queues.
+-- The tasks of available and blocked jobs that are none of these, in open queues. It is not the turn yet of a job that waits for its
+-- release.
 SELECT coalesce(array_agg(DISTINCT j.task::text), '{}')
 FROM pgqueue.job j
-WHERE j.state IN ('available', 'blocked') AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS NOT TRUE
+WHERE j.state IN ('available', 'blocked') AND (j.node < 0) IS NOT TRUE AND (j.task IN (SELECT unnest(%(tasks)s::text[]))) IS NOT TRUE
   AND NOT EXISTS (SELECT FROM pgqueue.queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL);
 
 -- name: drain_due

@@ -81,6 +81,20 @@ def test_a_drain_leaves_what_waits_for_a_job_that_is_not_due(conn: psycopg.Conne
     assert ran[4:] == [[10, 20, 30, 40], 100]
 
 
+def test_a_task_is_unknown_when_it_is_the_turn_of_its_job(conn: psycopg.Connection[Any]) -> None:
+    @pgqueue.task(name="pay")
+    def pay() -> None: ...
+
+    flow, elsewhere = Flow("order 7"), pgqueue.remote("runs.elsewhere")
+    paid = flow.add(pay.using(delay=60).new())
+    flow.add(elsewhere.new(), after=[paid])
+    flow.enqueue(conn)
+    with Clock(conn) as clock:
+        assert drain(conn).check().unknown == ()
+        clock.advance(61)
+        assert drain(conn).unknown == ("runs.elsewhere",)
+
+
 def test_a_drain_of_its_own_connection_commits_each_step(dsn: str) -> None:
     flow, nodes = order()
     with psycopg.connect(dsn) as conn:
