@@ -1020,7 +1020,9 @@ waits_again AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
     FROM (SELECT queue AS channel, '' AS what FROM at_once
           UNION SELECT ':scheduled', '' FROM later
-          UNION SELECT ':control', 'sweep' FROM gone WHERE holds) AS news
+          UNION SELECT ':control', 'sweep' FROM gone WHERE holds
+          -- A release may have passed over the row while it was locked here.
+          UNION (SELECT DISTINCT ':control', left(key, 40) FROM gone WHERE waits LIMIT 100)) AS news
     WHERE %(notify)s::boolean
 )
 

@@ -65,12 +65,14 @@ WITH asked AS MATERIALIZED (
     SELECT 'scheduled', 2 * priority + 1, run_at, {{job}} FROM judged WHERE later AND waits_for IS NULL
     RETURNING id
 ), told AS (
-    -- A job that held a key has given it up; a sweep lets in the jobs that wait for it.
+    -- A job that held a key has given it up; a sweep lets in the jobs that wait for it. A release may have passed over a job that waits
+    -- for it, while it was locked here.
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
     FROM (
         SELECT queue::text AS channel, '' AS what FROM now_available
         UNION SELECT ':scheduled', '' FROM now_scheduled
         UNION SELECT ':control', 'sweep' FROM changed WHERE holds
+        UNION (SELECT DISTINCT ':control', left(waits_for, 40) FROM changed WHERE waits_for IS NOT NULL LIMIT 100)
     ) AS heard
     WHERE %(notify)s::boolean
 )

@@ -57,7 +57,12 @@ WITH late AS MATERIALIZED (
     SELECT 'cancelled', pgqueue.now(), (SELECT bin FROM pgqueue.ring WHERE kind = 'dead'),
         (SELECT min(late.reason) FROM late WHERE late.job_id = gone.id AND late.enqueued_at = gone.enqueued_at), {{attempts}}, {{job}}
     FROM gone
-    RETURNING id, enqueued_at
+    RETURNING id, enqueued_at, node
+), told AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
+    FROM (SELECT ':ended.' || w.job_id AS channel, '' AS what FROM pgqueue.job_waiter w WHERE w.job_id = ANY (ARRAY(SELECT id FROM cancelled))
+          UNION (SELECT DISTINCT ':control', 'node:' || abs(node) FROM cancelled WHERE node IS NOT NULL LIMIT 100)) AS news
+    WHERE %(notify)s::boolean
 ), deleted AS (
     DELETE FROM pgqueue.job_signal WHERE ctid = ANY (ARRAY(
         SELECT late.ctid FROM late
@@ -71,4 +76,4 @@ WITH late AS MATERIALIZED (
                        WHERE j.id = late.job_id AND late.enqueued_at = j.enqueued_at OFFSET 0))))
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM cancelled), (SELECT count(*) FROM deleted);
+SELECT (SELECT count(*) FROM cancelled), (SELECT count(*) FROM deleted), (SELECT count(done) FROM told);

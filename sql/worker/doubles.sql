@@ -161,7 +161,8 @@ WITH doubled AS MATERIALIZED (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
     FROM (SELECT queue AS channel, '' AS what FROM available
           UNION SELECT ':control', 'sweep' FROM blocked
-          UNION SELECT ':scheduled', '' FROM scheduled) AS news
+          UNION SELECT ':scheduled', '' FROM scheduled
+          UNION SELECT ':control', 'node:' || abs(node) FROM refused WHERE node IS NOT NULL) AS news
     WHERE %(notify)s::boolean
 ), made AS MATERIALIZED (
     SELECT id FROM put_aside UNION ALL SELECT id FROM blocked UNION ALL SELECT id FROM available UNION ALL SELECT id FROM scheduled

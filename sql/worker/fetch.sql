@@ -85,8 +85,10 @@ WITH taken AS (
         (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), 'failed', %(error_type)s::text, %(message)s::text
     FROM refused
 ), {{put_aside}}
-SELECT id, (SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END)
-            FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = %(id)s::bigint)
+SELECT id, (SELECT count(CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END)
+            FROM (SELECT ':ended.' || w.job_id AS channel, '' AS what FROM pgqueue.job_waiter w WHERE w.job_id = %(id)s::bigint
+                  UNION ALL SELECT ':control', 'node:' || node FROM refused WHERE node IS NOT NULL) AS news
+            WHERE %(notify)s::boolean)
 FROM put_aside;
 
 -- name: fetch_lock_timeout

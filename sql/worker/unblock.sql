@@ -238,8 +238,11 @@ WITH found AS MATERIALIZED (
 ), counted AS (
     {{count_happened}}
 ), told AS (
-    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
-    FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM skipped))
+    -- The leader looks whether a node of a flow has ended by this.
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
+    FROM (SELECT ':ended.' || w.job_id AS channel, '' AS what FROM pgqueue.job_waiter w WHERE w.job_id = ANY (ARRAY(SELECT id FROM skipped))
+          UNION SELECT ':control', 'node:' || node FROM dropped WHERE node IS NOT NULL) AS news
+    WHERE %(notify)s::boolean
 )
 SELECT (SELECT count(*) FROM skipped), (SELECT count(done) FROM told);
 

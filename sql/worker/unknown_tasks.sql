@@ -62,8 +62,10 @@ WITH looked AS MATERIALIZED (
 ), counted AS (
     {{count_happened}}
 ), told AS (
-    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.:ended.' || w.job_id, '')::text END AS done
-    FROM pgqueue.job_waiter w WHERE %(notify)s::boolean AND w.job_id = ANY (ARRAY(SELECT id FROM dead))
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
+    FROM (SELECT ':ended.' || w.job_id AS channel, '' AS what FROM pgqueue.job_waiter w WHERE w.job_id = ANY (ARRAY(SELECT id FROM dead))
+          UNION (SELECT DISTINCT ':control', 'node:' || abs(node) FROM ended WHERE node IS NOT NULL LIMIT 100)) AS news
+    WHERE %(notify)s::boolean
 )
 SELECT (SELECT max(id) FROM looked), (SELECT count(*) FROM looked), (SELECT count(*) FROM dead), (SELECT count(done) FROM told);
 

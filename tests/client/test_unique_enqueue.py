@@ -561,7 +561,7 @@ def test_a_job_that_was_replaced_is_not_cancelled_by_an_earlier_request(
         direct = "SELECT pgqueue.forget_requests(array_agg(id), array_agg(enqueued_at)) FROM pgqueue.job WHERE id = %s"
         assert conn.execute(direct, [other]).fetchone() == (0,)
     assert put(conn, "k", on_duplicate="replace", x=1) == JobHandle(job, created=False, replaced=True)
-    conn.execute(text("cancellation_settle", "pgqueue").encode(), {"n": 10})
+    conn.execute(text("cancellation_settle", "pgqueue").encode(), {"n": 10, "notify": True})
     states = dict(conn.execute("SELECT id, state FROM pgqueue.job").fetchall())
     lost = asked == "this job" and not forgets
     assert states[job] == ("cancelled" if lost else "available")

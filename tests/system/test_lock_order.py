@@ -433,7 +433,7 @@ def promote(conn: Conn, random: Random) -> None:
 
 
 def settle(conn: Conn, random: Random) -> None:
-    send(conn, "cancellation_settle", n=100)
+    send(conn, "cancellation_settle", n=100, notify=True)
 
 
 def tidy(conn: Conn, random: Random) -> None:

@@ -18,7 +18,9 @@ Why no job waits for ever:
 2. A watch that moves to a node is committed, and only then is that node looked at once more. If the node had ended
    before that look, the look sees it. If not, the look after its last end comes after the watch, and sees that.
 3. A look may be lost with its process. A watcher may be locked by another transaction, and is passed over. A job may be
-   ended by hand. So a sweep walks the keys of all watched nodes, some at a time, and all after a rescue.
+   ended by hand, or skipped for its lock; a watcher may be rescheduled. These statements name the node in a NOTIFY, at
+   which the leader looks. That may be lost, too. So a sweep walks the keys of all watched nodes, some at a time, and
+   all after a rescue.
 
 Why a job is released once: the release deletes its row in `job_blocked`, and inserts another one in the same
 transaction. A second release finds no row. The tables refuse a waiting row elsewhere.
@@ -102,7 +104,7 @@ class Releaser:
         self._wake.set()
 
     def told(self, payload: str) -> None:
-        """A NOTIFY of `:control` names a node of which a job was ended by hand, or that a job waits for again."""
+        """A NOTIFY of `:control` names a node of which a job has ended elsewhere, or that a job waits for anew."""
         number = payload.removeprefix(NODE)
         if number.isascii() and number.isdecimal() and len(number) < 19:
             self.look_at([int(number)])

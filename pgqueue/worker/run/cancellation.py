@@ -62,7 +62,8 @@ class Cancellation:
         await self._settle(self._late)
 
     async def _settle(self, session: Session) -> None:
-        [[(cancelled, deleted)]] = await session.run(session.link.statement("cancellation_settle", n=SETTLED_MOST))
+        settle = session.link.statement("cancellation_settle", n=SETTLED_MOST, notify=self._state.settings.notify)
+        [[(cancelled, deleted, _)]] = await session.run(settle)
         if cancelled:
             jobs = plural(cancelled, "job was", "jobs were")
             log.info("%s cancelled that had stopped running before the request came", jobs)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from flow_rows import Desk, Made, end, put
+from unique_jobs import keyed
+from unique_jobs import put as unique_put
 from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue.client.tasks import task
+from pgqueue.worker.flows.releaser import Releaser
+from pgqueue.worker.worker import Worker
 
 KEY = "SELECT state, key, node < 0 FROM pgqueue.job WHERE id = %s"
 NODE_OF = "SELECT DISTINCT node FROM pgqueue.job WHERE id = %s"
@@ -99,6 +104,67 @@ async def test_a_cancel_of_a_waiting_job_is_told_to_the_leader(dsn: str, eyes: E
     assert eyes.state(first) == "available"
 
 
+@asynccontextmanager
+async def leader(dsn: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
+    """A worker that leads, and whose releaser is told by no sweep."""
+    monkeypatch.setattr(Releaser, "swept", lambda self: None)
+    async with work(dsn, x) as worker:
+        await until(lambda: worker.services.election.leads())
+        await until(lambda: worker.services.sweep.sweeps)
+        yield worker
+
+
+@pytest.mark.promise("F373")
+async def test_the_leader_hears_of_a_job_that_is_skipped_for_its_lock(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.worker (id, lease, pid, concurrency, host, version_tag, queues) "
+        "OVERRIDING SYSTEM VALUE VALUES (1000, '1 h', 1, 1, '', '', '{}')"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, task, lock_key, holds, hold_pos) "
+        "VALUES ('running', 1000, 1, now(), 'waits.x', 'a', true, 1)"
+    )
+    async with leader(dsn, monkeypatch):
+        flow = pgqueue.Flow("skipped")
+        first = flow.add(x.using(lock=pgqueue.Lock("a", on_locked="skip")).new())
+        second = flow.add(x.new(), after=[first])
+        with psycopg.connect(dsn) as conn:
+            handle = flow.enqueue(conn)
+        await until(eyes.is_in(handle.jobs(second)[0].id, "completed"), 10.0)
+    assert eyes.state(handle.jobs(first)[0].id) == "skipped"
+
+
+def rescheduled(conn: psycopg.Connection, id: int) -> None:
+    pgqueue.reschedule(conn, id, at=datetime.now(UTC) - timedelta(days=1))
+
+
+def replaced(conn: psycopg.Connection, id: int) -> None:
+    assert unique_put(conn, "k", on_duplicate="replace").replaced
+
+
+@pytest.mark.promise("F373")
+@pytest.mark.parametrize("change", [rescheduled, replaced])
+async def test_a_job_that_was_passed_over_while_it_was_changed_is_released_after_that(
+    change: Callable[[psycopg.Connection, int], None], dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = pgqueue.Flow("changed")
+    first = flow.add(x.using(delay=3_600).new())
+    second = flow.add(keyed("k"), after=[first])
+    async with leader(dsn, monkeypatch) as worker:
+        with psycopg.connect(dsn) as conn:
+            handle = flow.enqueue(conn)
+        (before,), (waiting,) = handle.jobs(first), handle.jobs(second)
+        with psycopg.connect(dsn) as conn:
+            change(conn, waiting.id)
+            end(eyes, before.id)
+            worker.services.releaser.look_at([handle.id << 20 | 1])
+            await worker.services.releaser.idle()
+            assert eyes.state(waiting.id) == "blocked"
+        await until(eyes.is_in(waiting.id, "available"), 10.0)
+
+
 @pytest.mark.promise("F375")
 async def test_a_waiting_job_of_an_unknown_task_is_left_alone(dsn: str, eyes: Eyes) -> None:
     [(_, [first]), (_, [second])] = put(eyes.conn, Made("waits.none"), Made("waits.none", after=[0]))
@@ -106,6 +172,7 @@ async def test_a_waiting_job_of_an_unknown_task_is_left_alone(dsn: str, eyes: Ey
         worker.services.releaser.look_at = lambda nodes: None  # type: ignore[method-assign]
         async with asyncio.timeout(30):
             while eyes.state(first) != "failed":
+                worker.services.unknown_tasks._due = 0.0  # however long the last look took
                 await worker.services.unknown_tasks.look()
         assert eyes.state(second) == "blocked"
 
