@@ -11,6 +11,14 @@ A job keeps its id when an enqueue with `on_duplicate="replace"` gives it anothe
 another one after it was retried and has ended anew. Both may happen after a filter has found the job, while the
 statement waits for it, or while `pgqueue cancel` asks a person. So the statement gets the filter's queue, task and age,
 and compares them with the row that it has locked.
+
+In autocommit mode each statement is a transaction. Between two of them workers see the jobs of a flow half changed, and
+go on with those that wait. So the order of the statements is one in which nothing goes on that is to be changed too:
+
+1. A cancel begins with the jobs that have not been released, the last of the flow first. Else a job that waits for
+   `node.failed` would start between two statements.
+2. A retry ends with these, the first of the flow first. Else one of them would be cancelled again, for a job that it
+   waits for and that is retried by the next statement.
 """
 
 from __future__ import annotations
@@ -116,7 +124,7 @@ def cancel(
         pgqueue.cancel(conn, queue="mail", state="retrying")  # scheduled for another attempt
     """
     asked = filtered(ids, LIVE, (RETRYING,), state=state, queue=queue, task=task, flow=flow, limit=limit)
-    return _found(_cancelling(ids, asked, reason, actor), asked)
+    return _found(_cancelling(ids, asked, reason, alone(conn), actor), asked)
 
 
 acancel = twin(cancel)
@@ -246,9 +254,11 @@ areschedule = twin(reschedule)
 # The steps -----------------------------------------------------------------------------------------------------------
 
 
-def _cancelling(ids: Sequence[int], asked: Filter | None, reason: str, actor: str | None) -> Steps[list[Answer]]:
+def _cancelling(
+    ids: Sequence[int], asked: Filter | None, reason: str, alone: bool, actor: str | None
+) -> Steps[list[Answer]]:
     chosen: Sequence[int] = ids if asked is None else (yield from finding(asked))
-    return (yield from cancelling(chosen, reason, By(asked, actor)))
+    return (yield from cancelling(chosen, reason, By(asked, actor), one_transaction=not alone))
 
 
 def _retrying(
@@ -274,8 +284,11 @@ def _retried(ids: Sequence[int], again: bool, **given: Any) -> Filter | None:
     return asked
 
 
-def cancelling(ids: Iterable[int], reason: str, by: By) -> Steps[list[Answer]]:
-    """Cancel these jobs; return an answer for each, which may be `missing`."""
+def cancelling(ids: Iterable[int], reason: str, by: By, *, one_transaction: bool = False) -> Steps[list[Answer]]:
+    """Cancel these jobs; return an answer for each, which may be `missing`.
+
+    `one_transaction`: all statements are in one transaction.
+    """
 
     def judge(id: int, state: str | None, cancelled: bool) -> Answer | None:
         if cancelled:
@@ -285,13 +298,19 @@ def cancelling(ids: Iterable[int], reason: str, by: By) -> Steps[list[Answer]]:
         return None if state in WAITING else Answer(id, "missing" if state is None else "ended", state)
 
     params = by.params() | by.meant() | {"reason": checked_reason(reason), "notify": client()[1]}
-    return _settling("actions_cancel", ids, params, judge)
+    wanted = checked(ids)
+    batches = list(_batches(wanted))
+    if not one_transaction and len(batches) > 1:
+        unreleased, others = yield from _unreleased(batches)
+        batches = [*reversed(unreleased), *others]
+    return (yield from _settling("actions_cancel", wanted, params, judge, batches))
 
 
 def retrying(ids: Iterable[int], again: bool, by: By, *, one_transaction: bool = False) -> Steps[list[Answer]]:
     """Run these jobs again; return an answer for each, which may be `missing`.
 
     `one_transaction`: all statements are in one transaction. If they are several, all locks come first (`retry_locks`).
+    Else the jobs that had never been released come last.
     """
 
     def judge(id: int, state: str | None, new: int | None) -> Answer | None:
@@ -304,12 +323,17 @@ def retrying(ids: Iterable[int], again: bool, by: By, *, one_transaction: bool =
         return None if state in DEAD or again else Answer(id, "completed", state)
 
     wanted = checked(ids)
+    batches = list(_batches(wanted))
     refused: dict[int, Answer] = {}
-    if one_transaction and len(batches := list(_batches(wanted))) > 1:
+    if one_transaction and len(batches) > 1:
         for id, (state, holder) in (yield from locking(batches, LIVE, client()[0])).items():
             refused[id] = Answer(id, "alive" if holder is None else "held", state, holder=holder)
+        batches = list(_batches(id for id in wanted if id not in refused))
+    elif len(batches) > 1:
+        unreleased, others = yield from _unreleased(batches)
+        batches = [*others, *unreleased]
     params = by.params() | {"again": again, "notify": client()[1]}
-    return (yield from _settling("actions_retry", wanted, params, judge, refused))
+    return (yield from _settling("actions_retry", wanted, params, judge, batches, refused))
 
 
 def discarding(ids: Iterable[int], by: By) -> Steps[list[Answer]]:
@@ -325,16 +349,18 @@ def discarding(ids: Iterable[int], by: By) -> Steps[list[Answer]]:
         return Answer(id, "missing", None) if state is None else None
 
     params = by.params() | {"older": None if by.asked is None else by.asked.older_than}
-    answers = yield from _settling("actions_discard", ids, params, judge)
+    wanted = checked(ids)
+    answers = yield from _settling("actions_discard", wanted, params, judge, _batches(wanted))
     left = [answer.id for answer in answers if answer.did == "needed"]
-    if not left or len(batches := list(_batches(answer.id for answer in answers))) == 1:
+    if not left or len(batches := list(_batches([answer.id for answer in answers]))) == 1:
         return answers
     # Jobs of later batches may have needed these, and are gone now. The last nodes come first. This transaction has the
     # locks of all batches already, so the other order of the rows holds nothing up.
     found = {answer.id: answer for answer in answers}
     for batch in reversed(batches):
         if again := [id for id in batch if found[id].did == "needed"]:
-            found |= {answer.id: answer for answer in (yield from _settling("actions_discard", again, params, judge))}
+            settled = yield from _settling("actions_discard", again, params, judge, _batches(again))
+            found |= {answer.id: answer for answer in settled}
     return [found[answer.id] for answer in answers]
 
 
@@ -351,17 +377,22 @@ def rescheduling(ids: Iterable[int], at: datetime, by: By) -> Steps[list[Answer]
         return None if state in WAITING else Answer(id, "missing" if state is None else "over", state)
 
     params = by.params() | {"at": str(aware(at)), "notify": client()[1]}
-    return _settling("actions_reschedule", ids, params, judge)
+    wanted = checked(ids)
+    return _settling("actions_reschedule", wanted, params, judge, _batches(wanted))
 
 
 def _settling(
-    name: str, ids: Iterable[int], params: Mapping[str, object], judge: Judge, known: Mapping[int, Answer] | None = None
+    name: str,
+    wanted: Sequence[int],
+    params: Mapping[str, object],
+    judge: Judge,
+    batches: Iterable[list[int]],
+    known: Mapping[int, Answer] | None = None,
 ) -> Steps[list[Answer]]:
-    """Send the statement until every job has an answer; `known` are answers that there are. A job without an answer was
-    just changing its state."""
-    wanted = checked(ids)
+    """Send the statement for each batch until every job has an answer; `known` are answers that there are. A job
+    without an answer was just changing its state."""
     answers = dict(known or {})
-    for batch in _batches(id for id in wanted if id not in answers):
+    for batch in batches:
         moving = batch
         for _ in range(ROUNDS):
             values = {"ids": integers(moving), **params}
@@ -378,8 +409,17 @@ def _settling(
     return [answers[id] for id in wanted]
 
 
+def _unreleased(batches: Sequence[Sequence[int]]) -> Steps[tuple[list[list[int]], list[list[int]]]]:
+    """The batches of the jobs that have not been released, and those of the others."""
+    found: set[int] = set()
+    for batch in batches:
+        found.update(id for (id,) in (yield named("actions_unreleased", ids=integers(batch))))
+    others = [id for batch in batches for id in batch if id not in found]
+    return list(_batches(found)), list(_batches(others))
+
+
 def _batches(ids: Iterable[int]) -> Iterator[list[int]]:
-    """The ids in order, each once, in batches: all changes by hand lock rows in this order."""
+    """The ids in order, each once, in batches: in one transaction all changes by hand lock rows in this order."""
     ordered = sorted(set(ids))
     for first in range(0, len(ordered), BATCH):
         yield ordered[first : first + BATCH]

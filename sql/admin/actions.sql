@@ -1,6 +1,10 @@
 -- What people do by hand, inside their own transaction: cancel jobs, retry them, discard them. A statement that changes jobs writes one
 -- row of the record: the actor, the filter (`target`, an empty object if the jobs were named), and the jobs that it has changed.
 
+-- name: actions_unreleased
+-- Those of these jobs that have not been released: they wait for jobs of their flow, or ended while they did.
+SELECT DISTINCT j.id FROM pgqueue.job_rows(%(ids)s::text::bigint[]) AS j WHERE j.node < 0 ORDER BY j.id;
+
 -- name: actions_cancel
 -- Waiting jobs end as cancelled, running ones are asked to; a row for each id: its state as this statement's snapshot had it
 -- (NULL: in none), and whether it was cancelled here. A waiting one that was not is on the move, and to be asked for anew.

@@ -119,6 +119,8 @@ SELECT s.fence, s.ends, s.pause, s.n, (SELECT count(done) FROM told) + (SELECT c
 
 -- name: bulk_retry
 -- A step of a retry, as `bulk_cancel`. `asked` are locked. A worker has no right to delete them but through the operation.
+-- A job that has not been released is retried after all others, as those that were locked: else it would be cancelled again, for a job
+-- that it waits for and that a later step retries. So come the first 9,000, which are remembered; others come in their turn.
 WITH {{bulk_picked}}, {{bulk_asked}}, seen AS MATERIALIZED (
     SELECT DISTINCT ON (found.id) found.id, found.state, found.enqueued_at
     FROM pgqueue.job_states(ARRAY(SELECT id FROM asked)) AS found
@@ -129,6 +131,7 @@ WITH {{bulk_picked}}, {{bulk_asked}}, seen AS MATERIALIZED (
     SELECT j.id, j.enqueued_at, j.unique_key, j.idempotency_key, j.finished_at
     FROM pgqueue.job_rows(ARRAY(SELECT id FROM seen WHERE state IN ('failed', 'cancelled') ORDER BY id)) AS j
     WHERE j.state IN ('failed', 'cancelled') AND (j.id, j.enqueued_at) IN (SELECT id, enqueued_at FROM seen)
+      AND NOT (j.node < 0 AND (SELECT mine.round = 0 AND coalesce((mine.counts ->> 'locked')::bigint, 0) < 9000 FROM mine)) IS TRUE
 ), {{retry_keyed}}, dead AS MATERIALIZED (
     SELECT {{job}}, attempt, snoozes, finished_at
     FROM (SELECT mine.id AS bulk FROM mine) AS mine CROSS JOIN LATERAL pgqueue.bulk_take_dead(
