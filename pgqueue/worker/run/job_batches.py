@@ -167,8 +167,8 @@ class JobBatches:
         if batch is None:
             batch = gathering[task.name] = JobBatch(task, group, [])
             batch.timer = self._loop.call_later(task.batch.seconds, self._start, batch)
+            group.beyond += 1  # the slot that it will take, however many jobs come
         batch.jobs.append(job)
-        group.beyond += 1
         return self._ready(batch) if len(batch.jobs) == task.batch.size else None
 
     def _ready(self, batch: JobBatch) -> Job:
@@ -182,7 +182,7 @@ class JobBatches:
             batch.timer.cancel()
             batch.timer = None
         self._batches[lead] = batch
-        group.beyond -= 1  # the lead is among those that wait there
+        group.beyond += len(batch.jobs) - 2  # the lead is among those that wait there, and had counted for all
         return lead
 
     def _start(self, batch: JobBatch) -> None:
@@ -225,7 +225,6 @@ class JobBatches:
             lead = batch.jobs[0]
             if lead not in self._batches:  # it gathers
                 batch.jobs.remove(job)
-                group.beyond -= 1
                 if not batch.jobs:
                     self._forget_gathering(batch, group)
                 self._want(group)
@@ -249,6 +248,7 @@ class JobBatches:
 
     def _forget_gathering(self, batch: JobBatch, group: SlotGroup) -> None:
         self._gathering[group.queues].pop(batch.task.name, None)
+        group.beyond -= 1
         if batch.timer is not None:
             batch.timer.cancel()
             batch.timer = None
@@ -283,7 +283,7 @@ class JobBatches:
             for gathering in self._gathering.values():
                 for batch in gathering.values():
                     assert batch.group is not None
-                    batch.group.beyond -= len(batch.jobs)
+                    batch.group.beyond -= 1
                     batch.group.gathering = 0
                     found += batch.jobs
                     batch.jobs, batch.timer = [], None  # a timer that comes finds that it gathers no more

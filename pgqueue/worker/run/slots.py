@@ -64,7 +64,7 @@ class SlotGroup:
         self.gathering = 0
         """How many jobs the batches still take that gather here."""
         self.beyond = 0
-        """Jobs of batches that wait here beyond those in `waiting`."""
+        """Jobs of batches that wait here beyond those in `waiting`; and one for each batch that gathers, its slot."""
         self._lock = threading.Lock()
         self._seconds, self._jobs = 0.0, 0
         self._seen: set[Job] = set()

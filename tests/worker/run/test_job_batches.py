@@ -16,11 +16,19 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue import Batch, Cancel, Fail, Job, Retry, RetryPolicy, Snooze
+from pgqueue.client import middleware
 from pgqueue.client.tasks import Task, task
 from pgqueue.worker.run.job_batches import JobBatches
 
 __all__ = ["accounts"]
 SOON = RetryPolicy(attempts=2, first=0.01, most=0.02)
+
+
+@pytest.fixture(autouse=True)
+def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks and the middleware of one test are no other's."""
+    for declared in ("_on_start", "_on_finish", "_middleware"):
+        monkeypatch.setattr(middleware, declared, [])
 
 
 def batched(on_loop: bool, handler: Callable[[list[Job], list[int]], Any], **options: Any) -> Task[[int], Any]:
@@ -399,6 +407,33 @@ async def test_a_job_waits_for_neighbours_no_longer_than_it_was_told(dsn: str, e
         await until(all_in(eyes, "completed", 1))
         taken = eyes.one("SELECT extract(epoch FROM finished_at - started_at)::float8 FROM pgqueue.job_done")
     assert 0.29 <= taken < 5
+
+
+@pytest.mark.promise("F298")
+async def test_what_gathers_takes_one_slot_and_the_others_stay_open(dsn: str, eyes: Eyes) -> None:
+    """If each gathered job took a slot, this worker would take no more jobs at 55 of 100, until the wait is over."""
+    sizes: list[int] = []
+
+    def gathers(jobs: list[Job], numbers: list[int]) -> None:
+        sizes.append(len(jobs))
+
+    @task(name="batch.beside")
+    def beside() -> None: ...
+
+    asked = batched(False, gathers, batch=Batch(100, wait=60))
+    async with work(dsn, asked, beside, concurrency=10) as worker:
+        for number in range(100):  # one by one: none of them may wait for room
+            if number == 60:
+                with psycopg.connect(dsn) as conn:
+                    beside.enqueue(conn)
+                await until(all_in(eyes, "completed", 1))
+                assert not sizes
+            enqueued(dsn, asked, number)
+            await until(lambda: len(worker.state.held) == number + 1 or bool(sizes))  # noqa: B023
+        await until(all_in(eyes, "completed", 101))
+        [group] = worker.services.running.groups
+    assert sizes == [100]
+    assert group.beyond == group.gathering == 0
 
 
 async def test_hooks_see_each_job_of_a_batch(dsn: str, eyes: Eyes) -> None:
