@@ -23,7 +23,7 @@ from pgqueue.client.observers import Observer, Watched, observers, tell
 from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.client.tasks import Task
 from pgqueue.errors import InvalidOption
-from pgqueue.jobs.job import Job, current_job, fields
+from pgqueue.jobs.job import Job, NewJob, current_job, fields
 from pgqueue.jobs.outcomes import ASKS, NEVER_RUN, WRITTEN, Outcome, written_in
 from pgqueue.options import checks_options
 
@@ -165,6 +165,8 @@ class Begun:
 
     at: float
     context: Context
+    successors: tuple[NewJob[Any], ...] = ()
+    """What `on_start` has enqueued: it stands if the handler is called again within the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,8 @@ class Hooks:
         """Call `on_start` for this job, once in an attempt, where its handler is about to be called."""
         if not self.on_start and not self.on_finish:
             return
-        if job in self._begun:  # the handler is called again within the same attempt
+        if (before := self._begun.get(job)) is not None:  # the handler is called again within the same attempt
+            job.successors = list(before.successors) or None
             return
         # Noted before the hooks run: a job that is stopped in the middle of them counts as started.
         begun = self._begun[job] = Begun(perf_counter(), copy_context())
@@ -278,7 +281,7 @@ class Hooks:
                 if not isinstance(error, Exception) and job.cancelled:  # it stops the job, not the hook
                     raise
                 _complain("on_start hook %s failed; job %d (%s) runs all the same", name_of(hook), job)
-        begun.context = copy_context()
+        begun.context, begun.successors = copy_context(), tuple(job.successors or ())
 
 
 def declared() -> Hooks:

@@ -54,7 +54,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -70,6 +70,7 @@ from pgqueue.jobs.outcomes import (
     WRITTEN,
     BatchEnds,
     Cancelled,
+    Completed,
     Failed,
     Outcome,
     Retried,
@@ -388,7 +389,8 @@ class JobBatches:
             for job, misfit in unfit:
                 self._finish(job, given(job, task.retry, misfit, raised=True))
         context = BatchContext(self.context, lead, batch.cancelled)
-        for job in fit:
+        lead.context = context  # its hooks and its middleware have begun: what they have enqueued stands
+        for job in fit[1:]:
             job.successors, job.context = None, context
             self._began(job)
         return batch, elements
@@ -436,7 +438,7 @@ class JobBatches:
         """How each job ends. Those that run again, each by itself, are not among them."""
         jobs, retry, ended_by = batch.jobs, batch.task.retry, batch.jobs[0].own_end
         if isinstance(outcome, BatchEnds):
-            return outcome.ends
+            return _with_late_successors(outcome)
         if ended_by is not None and outcome is not WRITTEN:  # to run one of them again could do it twice
             for job in jobs:
                 job.own_end = ended_by
@@ -469,6 +471,7 @@ class JobBatches:
         with self._lock:
             for job in batch.jobs:
                 if job not in batch.cancelled:
+                    job.successors = None  # what this run has enqueued is dropped with it
                     self._go_on(group, [job])
         return batch.cancelled.items()
 
@@ -517,6 +520,14 @@ def _joins(job: Job) -> bool:
 
 def _arguments(batch: JobBatch, elements: list[Any]) -> tuple[Any, ...]:
     return (list(batch.jobs), elements) if batch.task.wants_job else (elements,)
+
+
+def _with_late_successors(batch: BatchEnds) -> Iterable[tuple[Job, Outcome]]:
+    """These ends. Middleware may have enqueued more for the lead since the handler has answered."""
+    (lead, end), *others = batch.ends
+    if isinstance(end, Completed) and lead.successors and len(lead.successors) > len(end.successors):
+        end = replace(end, successors=tuple(lead.successors))
+    return [(lead, end), *others]
 
 
 def _note(batch: JobBatch, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from transactional_tasks import BOTH
 from workers import Eyes, until, work
 
 import pgqueue
-from pgqueue import Batch, Cancel, Fail, Job, Retry, RetryPolicy, Snooze
+from pgqueue import Batch, Cancel, Fail, Job, Retry, RetryPolicy, Snooze, testing
 from pgqueue.client import middleware
 from pgqueue.client.tasks import Task, task
 from pgqueue.worker.run.job_batches import JobBatches
@@ -462,6 +462,62 @@ async def test_hooks_see_each_job_of_a_batch(dsn: str, eyes: Eyes) -> None:
     assert sorted(begun) == ids
     assert sorted(ended) == [(ids[0], "completed"), (ids[1], "cancelled"), (ids[2], "completed")]
     assert eyes.all("SELECT result FROM pgqueue.job_done") == [(None,), (None,)]
+
+
+@BOTH
+@pytest.mark.parametrize("fails", [False, True], ids=["in one call", "each by itself"])
+async def test_what_hooks_and_middleware_enqueue_for_a_job_of_a_batch_is_there(
+    dsn: str, eyes: Eyes, on_loop: bool, fails: bool
+) -> None:
+    """Each job has its hook's, also if its batch fails first. The middleware is that of the first job."""
+
+    @task(name="batch.follows", queue="nobody")
+    def follows(said: str, of: int) -> None: ...
+
+    @pgqueue.on_start
+    def starts(job: Job) -> None:
+        if job.task == asked.name:
+            job.enqueue(follows, "start", job.id)
+
+    @pgqueue.middleware
+    def around(job: Job, call: Callable[[], Any]) -> Any:
+        if job.task == follows.name:
+            return call()
+        job.enqueue(follows, "before", job.id)
+        value = call()
+        job.enqueue(follows, "after", job.id)
+        return value
+
+    @pgqueue.middleware
+    async def aaround(job: Job, call: Callable[[], Any]) -> Any:
+        job.enqueue(follows, "before", job.id)
+        value = await call()
+        job.enqueue(follows, "after", job.id)
+        return value
+
+    def handler(jobs: list[Job], numbers: list[int]) -> None:
+        for job in jobs:
+            job.enqueue(follows, "handler", job.id)
+        if fails and len(jobs) > 1:
+            raise ValueError("apart")
+
+    def followed(ids: list[int]) -> list[tuple[str, int]]:
+        """By what, and by which of these jobs, counted from 0."""
+        found = "SELECT args->>'said', (args->>'of')::bigint FROM pgqueue.job WHERE task = 'batch.follows'"
+        return sorted((said, ids.index(of)) for said, of in eyes.all(found) if of in ids)
+
+    asked = batched(on_loop, handler, batch=Batch(3, wait=20))
+    ids = enqueued(dsn, asked, 0, 1, 2)
+    async with work(dsn, asked):
+        await until(all_in(eyes, "completed", 3))
+    of_each = [(said, number) for said in ("handler", "start") for number in range(3)]
+    if not fails:
+        assert followed(ids) == [("after", 0), ("before", 0), *of_each]
+        return
+    ids_of_drain = enqueued(dsn, asked, 0, 1, 2)
+    await testing.adrain(dsn=dsn) if on_loop else await asyncio.to_thread(testing.drain, dsn=dsn)
+    of_each += [(said, number) for said in ("after", "before") for number in range(3)]
+    assert followed(ids) == followed(ids_of_drain) == sorted(of_each)
 
 
 async def test_a_batch_refuses_what_is_for_one_job(dsn: str, eyes: Eyes) -> None:
