@@ -16,8 +16,10 @@ Why each job ends once:
 2. Before a batch has begun, whatever takes jobs out (a cancel, a shutdown, a look at what waits too long) takes them
    under the lock. So a job that is taken out is not among those that the handler is called with.
 3. After that no job is taken out. Only `finish` ends jobs, and it removes the batch first. It is called once for a run.
-4. If the lead ends before the batch has begun, as it was cancelled or its arguments do not fit, only the lead ends. The
-   others become a batch again, with another lead.
+4. If the lead ends before the handler is called, as it was cancelled or its arguments do not fit, only the lead ends.
+   The others become a batch again, with another lead.
+5. A cancel of the lead may come as its run begins, so that it stops the run. Then only the lead is cancelled, too. If
+   the handler has been called, each of the others runs again by itself.
 
 Why the effects and the ends of a transactional batch are one commit:
 
@@ -98,6 +100,8 @@ class JobBatch:
     jobs: list[Job]
     timer: asyncio.TimerHandle | None = None
     """While it gathers: when it starts at the latest."""
+    called: bool = False
+    """Its handler has been called, or is about to be."""
     asked: BaseException | None = None
     """The Snooze, Retry, Cancel or Fail that its handler has raised, for all jobs."""
     wrong: WrongAnswer | None = None
@@ -332,6 +336,7 @@ class JobBatches:
             job = current_job()
             with self._running.shield(job):  # a job that leaves the batch ends here
                 batch, elements = self._begin(job, task, args[-1])
+            batch.called = True
             try:
                 return self._ends(batch, call(*_arguments(batch, elements)))
             except BaseException as error:
@@ -347,6 +352,7 @@ class JobBatches:
 
         async def on_loop(*args: Any, **kwargs: Any) -> BatchEnds:
             batch, elements = self._begin(current_job(), task, args[-1])
+            batch.called = True
             try:
                 return self._ends(batch, await call(*_arguments(batch, elements)))
             except BaseException as error:
@@ -369,7 +375,7 @@ class JobBatches:
             elif batch.group is not None:
                 batch.group.beyond -= len(batch.jobs) - 1
                 batch.group = None
-        batch.asked = batch.wrong = None
+        batch.asked, batch.wrong, batch.called = None, None, False
         if len(batch.jobs) > 1:
             self._running.others[lead] = tuple(batch.jobs[1:])  # the heartbeat names them before the handler is called
         elements, fit, now = [first], [lead], perf_counter()
@@ -436,7 +442,7 @@ class JobBatches:
 
     def _outcomes(self, batch: JobBatch, outcome: Outcome, *, lost: bool) -> Iterable[tuple[Job, Outcome]]:
         """How each job ends. Those that run again, each by itself, are not among them."""
-        jobs, retry, ended_by = batch.jobs, batch.task.retry, batch.jobs[0].own_end
+        jobs, lead, retry, ended_by = batch.jobs, batch.jobs[0], batch.task.retry, batch.jobs[0].own_end
         if isinstance(outcome, BatchEnds):
             return _with_late_successors(outcome)
         if ended_by is not None and outcome is not WRITTEN:  # to run one of them again could do it twice
@@ -445,20 +451,29 @@ class JobBatches:
             return [(job, given(job, retry, ended_by, raised=True)) for job in jobs]
         if not isinstance(outcome, Failed | Retried | Cancelled):
             return [(job, outcome) for job in jobs]
-        timeout = batch.task.timeout if not isinstance(outcome, Cancelled) and _is_timeout(outcome) else None
+        if isinstance(outcome, Cancelled):  # by what the handler asks for all, or the lead was cancelled
+            batch.cancelled[lead] = outcome
+        timeout = batch.task.timeout if _is_timeout(outcome) else None
         if timeout is None and batch.asked is not None:
             return [(job, given(job, retry, batch.asked, raised=True)) for job in jobs]
         if timeout is None and batch.wrong is not None:
             return [(job, failed(job, retry, batch.wrong)) for job in jobs]
-        if len(jobs) == 1 or isinstance(outcome, Cancelled):
-            return [(job, outcome) for job in jobs]
+        if len(jobs) == 1:
+            return [(lead, outcome)]
         if lost and timeout is not None:
             return [(job, timed_out(job, retry, timeout)) for job in jobs]
         return self._apart_from_now(batch, outcome)
 
-    def _apart_from_now(self, batch: JobBatch, outcome: Failed | Retried) -> Iterable[tuple[Job, Outcome]]:
+    def _apart_from_now(self, batch: JobBatch, outcome: Failed | Retried | Cancelled) -> Iterable[tuple[Job, Outcome]]:
         """The batch has failed: each job runs again by itself. Those end that were cancelled meanwhile."""
         problem, lead = outcome.problem, batch.jobs[0]
+        group, again = self._group_of(lead), [job for job in batch.jobs if job not in batch.cancelled]
+        for job in again:
+            job.successors = None  # what this run has enqueued is dropped with it
+        if isinstance(outcome, Cancelled) and not batch.called:
+            with self._lock:
+                self._go_on(group, again)
+            return batch.cancelled.items()
         log.warning(
             "a batch of %d jobs (%s) failed, and each of them runs again by itself: %s: %s",
             len(batch.jobs),
@@ -467,12 +482,9 @@ class JobBatches:
             plain(problem.message or ""),
             extra=fields(lead, jobs=len(batch.jobs)),
         )
-        group = self._group_of(lead)
         with self._lock:
-            for job in batch.jobs:
-                if job not in batch.cancelled:
-                    job.successors = None  # what this run has enqueued is dropped with it
-                    self._go_on(group, [job])
+            for job in again:
+                self._go_on(group, [job])
         return batch.cancelled.items()
 
     def _go_on(self, group: SlotGroup, jobs: list[Job]) -> None:
@@ -540,5 +552,5 @@ def _note(batch: JobBatch, error: BaseException) -> None:
         batch.asked = said
 
 
-def _is_timeout(outcome: Failed | Retried) -> bool:
+def _is_timeout(outcome: Failed | Retried | Cancelled) -> bool:
     return outcome.problem.outcome == "timeout"

@@ -18,6 +18,7 @@ import pgqueue
 from pgqueue import Batch, Cancel, Fail, Job, Retry, RetryPolicy, Snooze, testing
 from pgqueue.client import middleware
 from pgqueue.client.tasks import Task, task
+from pgqueue.jobs.outcomes import Cancelled
 from pgqueue.worker.run.job_batches import JobBatches
 
 __all__ = ["accounts"]
@@ -346,6 +347,71 @@ async def test_one_job_of_a_batch_is_cancelled_and_the_others_run(dsn: str, eyes
         await until(all_in(eyes, "completed", 7))
     assert seen == {0: False, 1: True, 2: False, 3: False, 11: False, 13: False, 14: False}
     assert group.beyond == group.gathering == 0
+
+
+@pytest.mark.promise("F298")
+@pytest.mark.parametrize("called", [False, True], ids=["before the call", "in the call"])
+async def test_a_cancel_that_comes_as_the_run_of_a_batch_begins_ends_only_its_job(
+    dsn: str, eyes: Eyes, called: bool
+) -> None:
+    """The run has just taken the first job, so the cancel stops the run. That must not cancel the neighbours."""
+    sizes: list[int] = []
+    ids: list[int] = []
+    stopped: list[bool] = []
+
+    def stop() -> None:
+        """Stop the run, as a cancel does that has found the job neither waiting nor in a batch that has begun."""
+        done = threading.Event()
+
+        def interrupt() -> None:
+            stopped.append(worker.services.executor.interrupt(ids[0], Cancelled("no")))
+            done.set()
+
+        loop.call_soon_threadsafe(interrupt)
+        done.wait(30)
+
+    @pgqueue.on_start
+    def starts(job: Job) -> None:
+        if job.id == ids[1] and not called:  # the handler is about to be called
+            stop()
+
+    def handler(jobs: list[Job], numbers: list[int]) -> None:
+        sizes.append(len(numbers))
+        if called and len(numbers) == 3:
+            stop()
+            for _ in range(1_000_000):
+                """The exception is raised at a step in Python."""
+
+    asked = batched(False, handler, batch=Batch(3, wait=20))
+    loop = asyncio.get_running_loop()
+    ids += enqueued(dsn, asked, 0, 1, 2)
+    async with work(dsn, asked) as worker:
+        await until(lambda: not worker.state.held and len(sizes) > 0)
+    assert stopped == [True]
+    assert [state for state, _ in ends(eyes).values()] == ["cancelled", "completed", "completed"]
+    assert sizes == ([3, 1, 1] if called else [2])
+
+
+@pytest.mark.promise("F298")
+async def test_middleware_that_cancels_the_first_job_of_a_batch_cancels_no_other(dsn: str, eyes: Eyes) -> None:
+    sizes: list[int] = []
+    ids: list[int] = []
+
+    @pgqueue.middleware
+    async def around(job: Job, call: Callable[[], Any]) -> None:
+        await call()
+        if job.id == ids[0]:
+            raise Cancel("no")
+
+    def handler(jobs: list[Job], numbers: list[int]) -> None:
+        sizes.append(len(numbers))
+
+    asked = batched(True, handler, batch=Batch(3, wait=20))
+    ids += enqueued(dsn, asked, 0, 1, 2)
+    async with work(dsn, asked) as worker:
+        await until(lambda: not worker.state.held and len(sizes) > 0)
+    assert [state for state, _ in ends(eyes).values()] == ["cancelled", "completed", "completed"]
+    assert sizes == [3, 1, 1]
 
 
 @pytest.mark.promise("F298")
