@@ -36,6 +36,8 @@ What an attempt is. A job has spent an attempt when it has an outcome of its own
 3. So a job that cannot succeed makes a batch of others fail once, unless it was given back before it had run alone.
 4. If it is given back each time, the jobs before it have run alone. So each such round ends a job, or spends its
    attempt.
+5. A job that is another worker's by then does not run again here. Its claim is void, as this worker had seemed dead; or
+   the transaction of the batch was refused for it.
 
 Why a neighbour of a killer is never failed for it:
 
@@ -438,6 +440,7 @@ class JobBatches:
                 each.ran = now - each.began
             self._finish(each, end)
         self._running.others.pop(job, None)
+        self._running.given_away.difference_update(batch.jobs)
         self._count(job, len(batch.jobs) - 1)
 
     def _outcomes(self, batch: JobBatch, outcome: Outcome, *, lost: bool) -> Iterable[tuple[Job, Outcome]]:
@@ -465,15 +468,18 @@ class JobBatches:
         return self._apart_from_now(batch, outcome)
 
     def _apart_from_now(self, batch: JobBatch, outcome: Failed | Retried | Cancelled) -> Iterable[tuple[Job, Outcome]]:
-        """The batch has failed: each job runs again by itself. Those end that were cancelled meanwhile."""
+        """The batch has failed: each job runs again by itself. Those end that were cancelled or given away meanwhile."""
         problem, lead = outcome.problem, batch.jobs[0]
-        group, again = self._group_of(lead), [job for job in batch.jobs if job not in batch.cancelled]
+        given_away = self._running.given_away.intersection(batch.jobs)
+        gone = [*((job, RELEASED) for job in given_away.difference(batch.cancelled)), *batch.cancelled.items()]
+        group = self._group_of(lead)
+        again = [job for job in batch.jobs if job not in batch.cancelled and job not in given_away]
         for job in again:
             job.successors = None  # what this run has enqueued is dropped with it
         if isinstance(outcome, Cancelled) and not batch.called:
             with self._lock:
                 self._go_on(group, again)
-            return batch.cancelled.items()
+            return gone
         log.warning(
             "a batch of %d jobs (%s) failed, and each of them runs again by itself: %s: %s",
             len(batch.jobs),
@@ -485,7 +491,7 @@ class JobBatches:
         with self._lock:
             for job in again:
                 self._go_on(group, [job])
-        return batch.cancelled.items()
+        return gone
 
     def _go_on(self, group: SlotGroup, jobs: list[Job]) -> None:
         """Let these jobs run as one batch, as soon as the loop comes to it. Under the lock."""
@@ -496,8 +502,12 @@ class JobBatches:
 
     def _offer_ahead(self) -> None:
         with self._lock:
-            ahead = [(group, self._anew(group, jobs)) for group, jobs in self._ahead]
+            void = [job for _, jobs in self._ahead for job in jobs if self._state.claims.void(job.claim)]
+            rest = [(group, [job for job in jobs if job not in void]) for group, jobs in self._ahead]
+            ahead = [(group, self._anew(group, jobs)) for group, jobs in rest if jobs]
             self._ahead.clear()
+        for job in void:  # this worker was taken for dead since
+            self._finish(job, RELEASED)
         if self._state.phase != "running":  # what has not begun goes back
             for job in self.with_others(lead for _, lead in ahead):
                 self._finish(job, RELEASED)

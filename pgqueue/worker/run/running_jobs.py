@@ -29,6 +29,8 @@ class RunningJobs:
         """The run of each job, by its id."""
         self.others: dict[Job, tuple[Job, ...]] = {}
         """Of each batch that runs, the job that it is a run of, and its other jobs."""
+        self.given_away: set[Job] = set()
+        """Jobs of batches that run, found to be other workers' when their transaction was to commit."""
         self.about_to_run: Callable[[], list[int]] = list
         """The ids of the jobs that gather in batches, or wait in one for a slot. From any thread."""
         self.cancelled = False

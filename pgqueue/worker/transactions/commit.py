@@ -252,11 +252,14 @@ class Commit:
         try:
             await self._commit_end(conn, outcome)
         except psycopg.Error as error:
+            if error.sqlstate == LOST:
+                await self._note_given_away(conn, error, outcome)
             settled = self._around.outcome_sql.about("complete_settled", [self._job], self._worker_id)
             mine, done = await self._settle(conn, error, settled)
             if mine:
                 raise
             if not done:
+                await self._note_given_away(conn, error, outcome)
                 raise lost(self._job) from error
         for job, ended in outcome.ends if isinstance(outcome, BatchEnds) else [(self._job, outcome)]:
             job.ended = ended
@@ -326,6 +329,17 @@ class Commit:
                 raise lost(self._job)
         await self._commit_with(conn, successors)
 
+    async def _note_given_away(self, conn: Any, error: psycopg.Error, outcome: Outcome) -> None:
+        """A batch could not be committed: find out which of its jobs are other workers'. They do not run again here."""
+        if isinstance(outcome, BatchEnds):
+            jobs = [job for job, _ in outcome.ends]
+            missing = self._around.outcome_sql.about("complete_missing", jobs, self._worker_id)
+            with self._side.kept(conn):
+                await self.undo()  # its room in the pool is needed to ask
+                [rows] = await settle(error, self._side, [missing])
+            mine = {id for id, *_ in rows}
+            self._around.running.given_away.update(job for job in jobs if job.id not in mine)
+
     async def _commit_with(self, conn: Any, statements: Sequence[Statement[Any]], early: int | None = None) -> None:
         """Send these statements, and COMMIT; a single one goes in one message with it, if possible."""
         along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
@@ -362,7 +376,7 @@ class Commit:
         self._committing = True  # what the loss of this session means is found out here
         with self._side.kept(conn):  # the run cannot be stopped now: its questions must not wait for other jobs
             await self.undo()  # its room in the pool is needed to ask
-            _, mine, was_done, was_too_long = await settle(error, self._side, questions)
+            _, mine, was_done, was_too_long = map(bool, await settle(error, self._side, questions))
         if mine and not was_done and not was_too_long:
             self._lose()
         return mine, was_done

@@ -20,18 +20,18 @@ from typing import Any
 import psycopg
 
 from pgqueue.database.backoff import Backoff, transient
-from pgqueue.database.statements import Statement
+from pgqueue.database.statements import Row, Statement
 from pgqueue.worker.transactions.handler_pool import Side
 
 
-async def settle(error: psycopg.Error, side: Side[Any], questions: Sequence[Statement[Any]]) -> list[bool]:
-    """Of each question: whether it answers a row. Raises `error` if the worker ends before there is an answer."""
+async def settle(error: psycopg.Error, side: Side[Any], questions: Sequence[Statement[Any]]) -> list[list[Row]]:
+    """The rows that each question answers. Raises `error` if the worker ends before there is an answer."""
     backoff = Backoff()
     while True:
         try:
             conn = await side.acquire(settles=True)
             try:
-                return [bool(await side.rows(conn, question)) for question in questions]
+                return [await side.rows(conn, question) for question in questions]
             except psycopg.errors.ReadOnlySqlTransaction:
                 await side.close(conn)  # it keeps what it began with; another session may write
                 raise

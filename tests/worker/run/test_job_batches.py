@@ -290,28 +290,64 @@ async def test_a_transactional_batch_that_fails_leaves_nothing_and_each_job_goes
 
 
 @pytest.mark.promise("F283")
-async def test_a_batch_of_which_one_job_was_given_away_commits_nothing(dsn: str, accounts: Eyes) -> None:
-    """Without the lock of all rows the others would end, and the effects of the lost job would be kept."""
-    sizes: list[int] = []
-    going, may_go = threading.Event(), threading.Event()
+@BOTH
+async def test_a_batch_of_which_one_job_was_given_away_commits_nothing(dsn: str, accounts: Eyes, on_loop: bool) -> None:
+    """Without the lock of all rows the others would end, and the effects of the lost job would be kept. The lost job
+    is another worker's by then: it must not run again here."""
+    calls: list[list[int]] = []
+
+    def given_away(jobs: list[Job]) -> None:
+        calls.append([job.id for job in jobs])
+        if len(jobs) > 1:
+            accounts.do("DELETE FROM pgqueue.job_running WHERE id = %s", ids[3])
 
     def notes(jobs: list[Job], numbers: list[int]) -> None:
-        sizes.append(len(jobs))
         for job in jobs:
             job.connection.execute("INSERT INTO effect VALUES (%s, 'x')", [job.id])
-        if len(jobs) > 1:
-            going.set()
-            may_go.wait(30)
+        given_away(jobs)
 
-    asked: Any = batched(False, notes, batch=Batch(5, wait=20), transactional=True)
+    async def anotes(jobs: list[Job], numbers: list[int]) -> None:
+        for job in jobs:
+            await (await job.aconnection()).execute("INSERT INTO effect VALUES (%s, 'x')", [job.id])
+        given_away(jobs)
+
+    options: Any = {"batch": Batch(5, wait=20), "transactional": True}
+    asked: Task[[int], Any] = task(name="batch.given_away", **options)(anotes if on_loop else notes)
     ids = enqueued(dsn, asked, *range(5))
-    async with work(dsn, asked):
-        await asyncio.to_thread(going.wait, 30)
-        accounts.do("DELETE FROM pgqueue.job_running WHERE id = %s", ids[3])
-        may_go.set()
+    async with work(dsn, asked) as worker:
         await until(all_in(accounts, "completed", 4))
-    assert sizes[0] == 5
-    assert sorted(id for (id,) in accounts.all("SELECT job FROM effect")) == [id for id in ids if id != ids[3]]
+        await until(lambda: not worker.state.held)
+    rest = [id for id in ids if id != ids[3]]
+    assert sorted(calls[0]) == ids
+    assert sorted(calls[1:]) == [[id] for id in rest]
+    assert sorted(id for (id,) in accounts.all("SELECT job FROM effect")) == rest
+    assert not worker.services.running.given_away
+
+
+@pytest.mark.promise("F283")
+async def test_the_jobs_of_a_batch_that_fails_do_not_run_again_on_a_worker_that_had_seemed_dead(
+    dsn: str, eyes: Eyes
+) -> None:
+    """Other workers are given them: to run each by itself would run each beside them."""
+    calls: list[int] = []
+    began, fails = asyncio.Event(), asyncio.Event()
+
+    async def handler(jobs: list[Job], numbers: list[int]) -> None:
+        calls.append(len(jobs))
+        began.set()
+        await fails.wait()
+        raise ValueError("late")
+
+    asked: Task[[int], Any] = task(name="batch.late", batch=Batch(3, wait=20))(handler)
+    enqueued(dsn, asked, 0, 1, 2)
+    async with work(dsn, asked) as worker:
+        await began.wait()
+        eyes.do("DELETE FROM pgqueue.job_running")  # other workers have them
+        worker.services.declared_dead(worker.worker_id)
+        await until(lambda: worker.state.claims.void(1))
+        fails.set()
+        await until(lambda: not worker.state.held)
+    assert calls == [3]
 
 
 @pytest.mark.promise("F298")
