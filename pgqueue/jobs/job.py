@@ -547,6 +547,14 @@ def fields(job: Job, **more: object) -> dict[str, object]:
     return said
 
 
+def again(job: Job) -> Job:
+    """This job for another run in the same attempt, where the handler of the last run goes on: what that still calls
+    must not reach the new run."""
+    anew = Job(job._row, job.claim)
+    anew.attempt, anew.began = job.attempt, job.began
+    return anew
+
+
 STARTED, TOO_LATE = 0.0, -1.0
 """The values of `start_by` once the job was to start."""
 

@@ -160,6 +160,12 @@ class Counters:
                 if outcome is not COMPLETED or job in early:
                     self._count(job, written_in(job, outcome))
 
+    def handed_on(self, before: Job, after: Job) -> None:
+        """The second goes on for the first: it has been counted as started if the first one was."""
+        if before in self._early:
+            self._early.discard(before)
+            self._early.add(after)
+
     def _count_plain(self, plain: Sequence[tuple[Job, Outcome]]) -> None:
         """Count jobs that completed without a result: most jobs, therefore without a call for each.
 

@@ -183,6 +183,14 @@ class HeldJobs:
             return [(groups[0], jobs)] if jobs else []
         return [(group, mine) for group in groups if (mine := [job for job in jobs if job.queue in group.queues])]
 
+    def replaced(self, before: Job, after: Job) -> None:
+        """The second goes on for the first, under the same claim: a handler that does not stop still has the first."""
+        services = self._services
+        if self._state.holds(before):
+            self._state.held[after.id] = after
+        services.unblocker.handed_on(before, after)
+        services.progress.ended([before])
+
     # Keys that jobs wait for -----------------------------------------------------------------------------------------
 
     def rates_wanted(self, keys: Iterable[str]) -> None:

@@ -78,7 +78,7 @@ from pgqueue.worker.liveness.stacks import STACK, Stacks
 from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.run.forked_child import ForkGuard, guarded
-from pgqueue.worker.run.job_batches import JobBatches
+from pgqueue.worker.run.job_batches import UNSTOPPED, JobBatches
 from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
@@ -204,8 +204,19 @@ class Services:
     def _make_handlers(self) -> None:
         state, running = self.state, self.running
         hooks = guarded(with_lines(declared()))
+
+        def replaced(before: Job, after: Job) -> None:
+            self.held_jobs.replaced(before, after)
+            self.counters.handed_on(before, after)
+            hooks.finished(before, UNSTOPPED)
+
         self.batches = JobBatches(
-            state, running, offer=self._offer_first, wake=self.held_jobs.slots_freed, began=hooks.begin
+            state,
+            running,
+            offer=self._offer_first,
+            wake=self.held_jobs.slots_freed,
+            replaced=replaced,
+            began=hooks.begin,
         )
         self.finish = self.batches.finishing(hooks.finishing(self.completer.finish))
         self.leaves = hooks.left

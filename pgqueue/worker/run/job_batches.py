@@ -67,7 +67,7 @@ from pgqueue.client.middleware import Finish, Handler
 from pgqueue.client.tasks import Task
 from pgqueue.jobs.batch import WrongAnswer, ended, values
 from pgqueue.jobs.context import JobContext
-from pgqueue.jobs.job import Job, current_job, fields, timed_of, unfit_of
+from pgqueue.jobs.job import Job, again, current_job, fields, timed_of, unfit_of
 from pgqueue.jobs.outcomes import (
     ASKS,
     RELEASED,
@@ -80,6 +80,7 @@ from pgqueue.jobs.outcomes import (
     Retried,
     failed,
     given,
+    interrupted,
     one_kind,
     timed_out,
 )
@@ -90,6 +91,9 @@ from pgqueue.worker.run.slots import SlotGroup
 from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
+
+UNSTOPPED = interrupted("its batch did not stop, and was taken away")
+"""What hooks are told of a run whose job runs again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,8 +117,9 @@ class JobBatch:
 
 
 class JobBatches:
-    """The batches of one worker. `offer(group, jobs)` lets jobs start as slots are free, on the loop; `wake` says that
-    jobs fit again; `began(job)` tells the hooks that a job begins."""
+    """The batches of one worker. `offer(group, jobs)` lets jobs start as slots are free, on the loop. `wake` says that
+    jobs fit again. `replaced(before, after)` says that a job goes on as another object, as the run of the first one is
+    `UNSTOPPED`, on the loop. `began(job)` tells the hooks that a job begins."""
 
     def __init__(
         self,
@@ -123,13 +128,14 @@ class JobBatches:
         *,
         offer: Callable[[SlotGroup, list[Job]], None],
         wake: Callable[[], None],
+        replaced: Callable[[Job, Job], None],
         began: Callable[[Job], None],
     ) -> None:
         self.context = JobContext()
         """What is behind the jobs of a worker. Set by `services`."""
         self._state = state
         self._running = running
-        self._offer, self._wake, self._began = offer, wake, began
+        self._offer, self._wake, self._replaced, self._began = offer, wake, replaced, began
         self._tasks = {name: task for name, task in state.tasks.items() if task.batch is not None}
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()
@@ -414,7 +420,7 @@ class JobBatches:
         return BatchEnds(tuple((job, ended(job, retry, value, stored=stored)) for job, value in pairs))
 
     def _leave(self, batch: JobBatch) -> None:
-        """The handler is left: what its jobs call now has no effect. The executor sees to the lead."""
+        """The handler is left, or left behind: what its jobs call now has no effect. The executor sees to the lead."""
         over = EndedContext(self.context)
         for job in batch.jobs[1:]:
             job.context = over
@@ -433,9 +439,11 @@ class JobBatches:
         if batch is None:
             self._finish(job, outcome)
             return
-        run = self._running.run_of(job)
-        now = perf_counter()
-        for each, end in self._outcomes(batch, outcome, lost=run is not None and run.lost):
+        run, now = self._running.run_of(job), perf_counter()
+        lost = run is not None and run.lost
+        if lost:
+            self._leave(batch)
+        for each, end in self._outcomes(batch, outcome, lost=lost):
             if each is not job and hasattr(each, "began"):
                 each.ran = now - each.began
             self._finish(each, end)
@@ -463,22 +471,30 @@ class JobBatches:
             return [(job, failed(job, retry, batch.wrong)) for job in jobs]
         if len(jobs) == 1:
             return [(lead, outcome)]
-        if lost and timeout is not None:
+        if lost and timeout is not None and 2 * (self._running.lost + 1) >= self._running.slots:
+            # This worker takes no more jobs. If they all went back, they would be one batch on the next worker, too.
             return [(job, timed_out(job, retry, timeout)) for job in jobs]
-        return self._apart_from_now(batch, outcome)
+        return self._apart_from_now(batch, outcome, lost=lost)
 
-    def _apart_from_now(self, batch: JobBatch, outcome: Failed | Retried | Cancelled) -> Iterable[tuple[Job, Outcome]]:
-        """The batch has failed: each job runs again by itself. Those end that were cancelled or given away meanwhile."""
+    def _apart_from_now(
+        self, batch: JobBatch, outcome: Failed | Retried | Cancelled, *, lost: bool
+    ) -> Iterable[tuple[Job, Outcome]]:
+        """The batch has failed: each job runs again by itself. Those end that were cancelled or given away meanwhile.
+
+        `lost`: its handler has not stopped and goes on, and this is called on the loop.
+        """
         problem, lead = outcome.problem, batch.jobs[0]
         given_away = self._running.given_away.intersection(batch.jobs)
         gone = [*((job, RELEASED) for job in given_away.difference(batch.cancelled)), *batch.cancelled.items()]
         group = self._group_of(lead)
-        again = [job for job in batch.jobs if job not in batch.cancelled and job not in given_away]
-        for job in again:
+        left = [job for job in batch.jobs if job not in batch.cancelled and job not in given_away]
+        if lost:
+            left = [self._in_place_of(job) for job in left]
+        for job in left:
             job.successors = None  # what this run has enqueued is dropped with it
         if isinstance(outcome, Cancelled) and not batch.called:
             with self._lock:
-                self._go_on(group, again)
+                self._go_on(group, left)
             return gone
         log.warning(
             "a batch of %d jobs (%s) failed, and each of them runs again by itself: %s: %s",
@@ -489,9 +505,15 @@ class JobBatches:
             extra=fields(lead, jobs=len(batch.jobs)),
         )
         with self._lock:
-            for job in again:
+            for job in left:
                 self._go_on(group, [job])
         return gone
+
+    def _in_place_of(self, job: Job) -> Job:
+        """What runs in place of this job, which a handler has that goes on. On the loop."""
+        anew = again(job)
+        self._replaced(job, anew)
+        return anew
 
     def _go_on(self, group: SlotGroup, jobs: list[Job]) -> None:
         """Let these jobs run as one batch, as soon as the loop comes to it. Under the lock."""
@@ -502,7 +524,7 @@ class JobBatches:
 
     def _offer_ahead(self) -> None:
         with self._lock:
-            void = [job for _, jobs in self._ahead for job in jobs if self._state.claims.void(job.claim)]
+            void = {job for _, jobs in self._ahead for job in jobs if self._state.claims.void(job.claim)}
             rest = [(group, [job for job in jobs if job not in void]) for group, jobs in self._ahead]
             ahead = [(group, self._anew(group, jobs)) for group, jobs in rest if jobs]
             self._ahead.clear()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -466,6 +467,57 @@ async def test_a_timeout_of_a_batch_lets_each_job_run_again_by_itself(dsn: str, 
         await until(all_in(eyes, "failed", 1))
     assert sizes == [4, 1, 1, 1, 1]
     assert eyes.all("SELECT reason FROM pgqueue.job_dead") == [("timeout",)]
+
+
+@pytest.mark.promise("F298")
+@pytest.mark.parametrize(("slots", "failed"), [(10, 1), (2, 4)], ids=["slots are left", "half are lost"])
+async def test_a_handler_that_does_not_stop_costs_its_own_job_an_attempt(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch, slots: int, failed: int
+) -> None:
+    """It goes on while its jobs run again: what it calls must not reach these runs. Only if no slot is left for them
+    does each fail: given back, they would take half of the slots of the next worker."""
+    monkeypatch.setattr("pgqueue.worker.run.timeouts.GRACE", 0.2)
+    gate, left = threading.Event(), threading.Semaphore(0)
+    calls: list[list[int]] = []
+    refused: list[int] = []
+    begun: list[int] = []
+    ended: list[tuple[int, str]] = []
+
+    @pgqueue.on_start
+    def starts(job: Job) -> None:
+        begun.append(job.id)
+
+    @pgqueue.on_finish
+    def finishes(job: Job, outcome: pgqueue.JobOutcome) -> None:
+        ended.append((job.id, outcome.name))
+
+    def hangs(jobs: list[Job], numbers: list[int]) -> None:
+        calls.append(numbers)
+        if 2 not in numbers:
+            return
+        with suppress(BaseException):  # what stops it, too
+            gate.wait(60)
+        for job in jobs:
+            with pytest.raises(pgqueue.Error, match="after its run is over"):
+                job.enqueue(asked, 9)
+            refused.append(job.id)
+        left.release()
+
+    asked = batched(False, hangs, batch=Batch(4, wait=20), retry=1, timeout=0.3)
+    ids = enqueued(dsn, asked, *range(4))
+    async with work(dsn, asked, concurrency=slots) as worker:
+        await until(lambda: eyes.states() == {"failed": failed} | ({"completed": 3} if failed == 1 else {}))
+        gate.set()
+        for _ in range(2 if failed == 1 else 1):
+            assert await asyncio.to_thread(left.acquire, timeout=30)
+        await until(lambda: not worker.state.held)
+    assert sorted(calls[0]) == [0, 1, 2, 3]
+    assert sorted(calls[1:]) == ([[0], [1], [2], [3]] if failed == 1 else [])
+    assert eyes.one("SELECT count(*) FROM pgqueue.job") == 4
+    assert eyes.one("SELECT reason FROM pgqueue.job_dead LIMIT 1") == "timeout"
+    assert sorted(refused) == sorted(ids + [ids[2]] * (failed == 1))
+    assert sorted(begun) == sorted(id for id, _ in ended)
+    assert len(begun) == 4 * len({len(each) for each in calls})
 
 
 @pytest.mark.promise("F298")
