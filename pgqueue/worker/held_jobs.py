@@ -19,7 +19,9 @@ may have come, and what waits at hand would wait for them. Why no job waits here
    their lock or limit. Any worker may take them there.
 2. So if no job starts, none stays. Those that go back are the last: no job that came later starts here before them.
 3. The group of slots that gave jobs back takes no more beyond its slots than it kept, until jobs have ended there.
-4. If the loop is blocked, no look comes. Then `liveness/blocked_loop` gives these jobs away.
+4. Jobs of a batch that has failed stay until each has run by itself. Others could not tell that it must, and would
+   make a batch with them that fails again, one a second.
+5. If the loop is blocked, no look comes. Then `liveness/blocked_loop` gives these jobs away.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ What an attempt is. A job has spent an attempt when it has an outcome of its own
 2. Of a job that has failed alone, the next attempts are batches of their own, too. So are those of a job under which a
    worker died, of one with a lock, and of one with a timeout of its own. All that stands in the job's row.
 3. So a job that cannot succeed makes a batch of others fail once, unless it was given back before it had run alone.
+   It goes back only if the worker stops, or if its loop is blocked, as what waits here too long does (`held_jobs`).
 4. If it is given back each time, the jobs before it have run alone. So each such round ends a job, or spends its
    attempt.
 5. A job that is another worker's by then does not run again here. Its claim is void, as this worker had seemed dead; or

@@ -161,12 +161,14 @@ class SlotGroup:
     def surplus(self) -> list[Job]:
         """Look at the jobs that wait. If some are left of the last look, take out all but as many as have gone since.
 
-        Those stay that start first, and those under a rate: they go back at a moment of their own.
+        Those stay that start first, and those under a rate: they go back at a moment of their own. A job stays,
+        too, that has begun in this attempt: a batch with it has failed, and elsewhere it would be in one once more.
         """
         with self._lock:
             left = sum(job in self._seen for job, _ in self.waiting)
             stay = len(self._seen) - left
-            gone = [job for job, _ in self.waiting if job.start_by is None][stay:] if left else []
+            may_go = (job for job, _ in self.waiting if job.start_by is None and not hasattr(job, "began"))
+            gone = list(may_go)[stay:] if left else []
             if gone:
                 out = set(gone)
                 self.waiting = deque(entry for entry in self.waiting if entry[0] not in out)

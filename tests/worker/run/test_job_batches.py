@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from time import sleep
 from typing import Any
 
 import psycopg
@@ -152,6 +153,28 @@ async def test_a_job_with_one_attempt_does_not_fail_for_its_neighbour(dsn: str, 
         await until(all_in(eyes, "completed", 4))
         await until(all_in(eyes, "failed", 1))
     assert ends(eyes)[0][0] == "failed"
+
+
+@pytest.mark.promise("F282")
+async def test_a_bad_job_fails_one_batch_however_long_its_neighbours_last(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that wait at hand go back after two looks. These would meet in a batch again, and the bad job with them."""
+    monkeypatch.setattr("pgqueue.worker.held_jobs.AT_HAND_SECONDS", 0.05)
+    sizes: list[int] = []
+
+    def fragile(jobs: list[Job], numbers: list[int]) -> None:
+        sizes.append(len(numbers))
+        if 19 in numbers:
+            raise ValueError("nineteen")
+        sleep(0.03)
+
+    asked = batched(False, fragile, batch=Batch(20, wait=1))
+    enqueued(dsn, asked, *range(20))
+    async with work(dsn, asked, concurrency=1):
+        await until(all_in(eyes, "completed", 19))
+        await until(all_in(eyes, "failed", 1))
+    assert sizes == [20] + [1] * 21
 
 
 @pytest.mark.promise("F281")
