@@ -282,17 +282,22 @@ class HeldJobs:
     def lose(self) -> None:
         """Other workers have taken this one for dead. What has not started is theirs; what runs ends by its fence."""
         self._state.claims.void_all()  # one may be under way still, and its answer come under another id
-        dropped = self.hand_back()
+        handed = self.hand_back()
+        dropped = [job for job in handed if not hasattr(job, "began")]
         for job in dropped:
             self._state.held.pop(job.id, None)
         self._services.poison_jobs.ended(dropped)
         self._services.unblocker.ended(dropped)
+        for job in handed:
+            if hasattr(job, "began"):  # its release finds no row: the job leaves, and its hooks are told
+                self._services.finish(job, RELEASED)
 
     def give_back(self, jobs: Iterable[Job]) -> None:
-        """Release these jobs unstarted: no attempt is spent."""
+        """Release these jobs: no attempt is spent. Hooks are told of those that have begun, in a batch that failed."""
         for job in self._services.batches.with_others(jobs):
             self._services.unblocker.blocked_again(job)
-            self._services.completer.finish(job, RELEASED)
+            finish = self._services.finish if hasattr(job, "began") else self._services.completer.finish
+            finish(job, RELEASED)
 
     def _go_on(self, ended: Sequence[Job]) -> Sequence[Job]:
         """Start the next of the chains of these jobs, which has the lock now; the jobs without a next one."""

@@ -697,6 +697,43 @@ async def test_what_hooks_and_middleware_enqueue_for_a_job_of_a_batch_is_there(
     assert followed(ids) == followed(ids_of_drain) == sorted(of_each)
 
 
+@pytest.mark.parametrize("end", ["quiet", "taken for dead"])
+async def test_hooks_are_told_of_jobs_that_go_back_after_their_batch_has_failed(dsn: str, eyes: Eyes, end: str) -> None:
+    """Their handler was called, so `on_finish` follows, and nothing of them is kept."""
+    begun: list[int] = []
+    ended: list[tuple[int, str]] = []
+    alone, may_go = threading.Event(), threading.Event()
+
+    @pgqueue.on_start
+    def starts(job: Job) -> None:
+        begun.append(job.id)
+
+    @pgqueue.on_finish
+    def finishes(job: Job, outcome: pgqueue.JobOutcome) -> None:
+        ended.append((job.id, outcome.name))
+
+    def fragile(jobs: list[Job], numbers: list[int]) -> None:
+        if len(numbers) > 1:
+            raise ValueError("apart")
+        alone.set()
+        may_go.wait(30)
+
+    asked = batched(False, fragile, batch=Batch(4, wait=20))
+    ids = enqueued(dsn, asked, *range(4))
+    async with work(dsn, asked, concurrency=1) as worker:
+        await asyncio.to_thread(alone.wait, 30)
+        if end == "quiet":
+            worker.quiet()
+        else:
+            eyes.do("DELETE FROM pgqueue.job_running")  # other workers have them
+            worker.services.declared_dead(worker.worker_id)
+        await until(lambda: len(ended) == 3)
+        may_go.set()
+        await until(lambda: not worker.state.held)
+    assert begun == ids
+    assert sorted(ended) == [(ids[0], "completed"), *((id, "released") for id in ids[1:])]
+
+
 async def test_a_batch_refuses_what_is_for_one_job(dsn: str, eyes: Eyes) -> None:
     said: list[str] = []
 
