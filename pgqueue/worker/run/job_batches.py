@@ -96,6 +96,9 @@ log = logging.getLogger("pgqueue")
 UNSTOPPED = interrupted("its batch did not stop, and was taken away")
 """What hooks are told of a run whose job runs again."""
 
+GROWTH = 4
+"""How many jobs to fetch for a batch beyond what fits, for each that the last claim has brought for it."""
+
 
 @dataclass(slots=True, eq=False)
 class JobBatch:
@@ -105,6 +108,8 @@ class JobBatch:
     group: SlotGroup | None
     """The slots that it waits for. None: it has begun."""
     jobs: list[Job]
+    brought: int = 0
+    """While it gathers: how many of its jobs came last, together."""
     timer: asyncio.TimerHandle | None = None
     """While it gathers: when it starts at the latest."""
     called: bool = False
@@ -165,6 +170,8 @@ class JobBatches:
         alone = {*unfit_of(jobs), *timed_of(jobs)}
         ready = []
         with self._lock:
+            for batch in self._gathering.get(group.queues, {}).values():
+                batch.brought = 0
             for job in jobs:
                 task = self._tasks.get(job.task)
                 if task is None or job in alone or not _joins(job):
@@ -183,6 +190,7 @@ class JobBatches:
             batch.timer = self._loop.call_later(task.batch.seconds, self._start, batch)
             group.beyond += 1  # the slot that it will take, however many jobs come
         batch.jobs.append(job)
+        batch.brought += 1
         return self._ready(batch) if len(batch.jobs) == task.batch.size else None
 
     def _ready(self, batch: JobBatch) -> Job:
@@ -217,9 +225,15 @@ class JobBatches:
             self._start(batch)
 
     def _want(self, group: SlotGroup) -> None:
-        """How many jobs its gatherings would still take."""
+        """How many jobs to fetch for its gatherings: no more than they take, and `GROWTH` for each that has just come.
+
+        A claim brings jobs of any task. If the last one has brought none for them, the next would keep others from
+        workers that have slots for them.
+        """
         gathering = self._gathering.get(group.queues, {}).values()
-        group.gathering = sum(each.task.batch.size - len(each.jobs) for each in gathering if each.task.batch)
+        group.gathering = sum(
+            min(each.task.batch.size - len(each.jobs), GROWTH * each.brought) for each in gathering if each.task.batch
+        )
 
     # Jobs that go before they run ------------------------------------------------------------------------------------
 

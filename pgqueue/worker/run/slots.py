@@ -62,7 +62,7 @@ class SlotGroup:
         self.reserved = 0
         """Slots that waiting jobs do not get, because a job is about to come that must start at once."""
         self.gathering = 0
-        """How many jobs the batches still take that gather here."""
+        """How many jobs to fetch beyond what fits, for the batches that gather here."""
         self.beyond = 0
         """Jobs of batches that wait here beyond those in `waiting`; and one for each batch that gathers, its slot."""
         self._lock = threading.Lock()
@@ -71,14 +71,16 @@ class SlotGroup:
         """The jobs that waited here at the last look of `surplus`."""
 
     def room(self) -> int:
-        """How many jobs to fetch now; 0 while enough wait here."""
-        return self.asked() if self.low() else 0
+        """How many jobs to fetch now; 0 while enough wait here. What gathers may grow while it would find a slot."""
+        if not self.low():
+            return 0
+        return self.asked() + self.gathering if self.gathering and self.unclaimed() else self.asked()
 
     def asked(self) -> int:
         """How many jobs fit, whether it is time to fetch or not."""
         room = self.slots + self.prefetch - self.running - len(self.waiting)
-        if self.beyond or self.gathering:  # what gathers may grow while it would find a slot
-            room += self.gathering * (self.unclaimed() > 0) - self.beyond
+        if self.beyond:  # what gathers waits for the next job, and takes no slot from it
+            room = max(room - self.beyond, min(1, self.unclaimed()))
         return max(0, room)
 
     def low(self) -> bool:
@@ -173,7 +175,7 @@ class SlotGroup:
                 out = set(gone)
                 self.waiting = deque(entry for entry in self.waiting if entry[0] not in out)
                 self.prefetch, self.behind = min(self.prefetch, stay), min(self.behind, stay)
-                self._seconds, self._jobs = 0.0, 0
+                self._seconds, self._jobs, self.gathering = 0.0, 0, 0
             self._seen = {job for job, _ in self.waiting}
             return gone
 

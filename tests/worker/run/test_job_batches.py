@@ -613,6 +613,33 @@ async def test_what_gathers_takes_one_slot_and_the_others_stay_open(dsn: str, ey
     assert group.beyond == group.gathering == 0
 
 
+@pytest.mark.promise("F298")
+async def test_a_large_batch_keeps_no_jobs_of_other_tasks_from_other_workers(dsn: str, eyes: Eyes) -> None:
+    """One job gathers for a batch of 10,000. A claim that asks for the rest would bring all the slow jobs there are."""
+    gate = asyncio.Event()
+    running: list[int] = []
+
+    def gathers(jobs: list[Job], numbers: list[int]) -> None: ...
+
+    @task(name="batch.slow")
+    async def slow(job: Job) -> None:
+        running.append(job.id)
+        await gate.wait()
+
+    asked = batched(False, gathers, batch=Batch(10_000, wait=60))
+    async with work(dsn, asked, slow, concurrency=1) as first:
+        enqueued(dsn, asked, 0)
+        await until(lambda: len(first.state.held) == 1)
+        with psycopg.connect(dsn) as conn:
+            pgqueue.enqueue_many(conn, [slow.new() for _ in range(1_000)])
+        await until(lambda: len(running) == 1)
+        assert len(first.state.held) < 10
+        async with work(dsn, slow, concurrency=1):
+            await until(lambda: len(running) == 2)
+            gate.set()
+            await until(all_in(eyes, "completed", 1_000))
+
+
 async def test_hooks_see_each_job_of_a_batch(dsn: str, eyes: Eyes) -> None:
     begun: list[int] = []
     ended: list[tuple[int, str]] = []

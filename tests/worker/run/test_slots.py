@@ -104,6 +104,22 @@ def test_of_jobs_left_since_the_last_look_as_many_stay_as_have_started_since() -
     assert group.surplus() == []
 
 
+def test_for_what_gathers_more_is_fetched_while_a_slot_is_free_and_none_has_gone_back() -> None:
+    group = SlotGroup(["a"], 2)
+    group.beyond, group.gathering = 1, 8  # one batch
+    assert (group.room(), group.asked()) == (9, 1)
+    group.beyond = 3  # three of them take no slot from the next job
+    assert (group.room(), group.asked()) == (9, 1)
+    jobs: list[Any] = [Waiting() for _ in range(3)]
+    group.put([(job, quick) for job in jobs])
+    assert group.start() and group.start()
+    assert (group.room(), group.asked()) == (0, 0)
+    assert group.surplus() == []
+    assert group.surplus() == jobs[2:]
+    group.end()
+    assert (group.room(), group.asked()) == (1, 1), "what came for it has waited in vain"
+
+
 def test_a_flow_of_quick_jobs_gives_none_back() -> None:
     group = SlotGroup(["a"], 4)
     for _ in range(5):
