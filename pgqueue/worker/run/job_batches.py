@@ -149,6 +149,8 @@ class JobBatches:
         """By the queues of a group of slots, and by the name of the task."""
         self._batches: dict[Job, JobBatch] = {}
         """By their leads, those that wait for a slot, and those that have begun."""
+        self._places: dict[int, tuple[JobBatch, Job]] = {}
+        """By id, the jobs of these batches: each cancel asks for one."""
         self._ahead: list[tuple[SlotGroup, list[Job]]] = []
         """Jobs that a batch has left, until the loop offers them: each of the inner lists is a batch."""
         self._finish: Finish = lambda job, outcome: None
@@ -190,6 +192,7 @@ class JobBatches:
             batch.timer = self._loop.call_later(task.batch.seconds, self._start, batch)
             group.beyond += 1  # the slot that it will take, however many jobs come
         batch.jobs.append(job)
+        self._places[job.id] = batch, job
         batch.brought += 1
         return self._ready(batch) if len(batch.jobs) == task.batch.size else None
 
@@ -247,18 +250,18 @@ class JobBatches:
                     jobs.remove(ahead)
                     self._ahead = [each for each in self._ahead if each[1]]
                     return ahead
-            batch, job = self._found(job_id)
+            batch, job = self._places.get(job_id, (None, None))
             if batch is None or job is None or (group := batch.group) is None:
                 return None
             lead = batch.jobs[0]
             if lead not in self._batches:  # it gathers
-                batch.jobs.remove(job)
+                self._leave_out(batch, job)
                 if not batch.jobs:
                     self._forget_gathering(batch, group)
                 self._want(group)
                 return job
             if job is not lead:
-                batch.jobs.remove(job)
+                self._leave_out(batch, job)
                 group.beyond -= 1
                 return job
             if group.remove(job_id) is None:  # a run has just taken it
@@ -266,13 +269,15 @@ class JobBatches:
             self._go_on(group, self._dissolve(batch)[1:])
             return job
 
-    def _found(self, job_id: int) -> tuple[JobBatch | None, Job | None]:
-        gathering = (batch for each in self._gathering.values() for batch in each.values())
-        for batch in (*gathering, *self._batches.values()):
-            for job in batch.jobs:
-                if job.id == job_id:
-                    return batch, job
-        return None, None
+    def _leave_out(self, batch: JobBatch, job: Job) -> None:
+        batch.jobs.remove(job)
+        self._left(batch, [job])
+
+    def _left(self, batch: JobBatch, jobs: Iterable[Job]) -> None:
+        """These jobs are of this batch no more. Under the lock."""
+        for job in jobs:
+            if self._places.get(job.id) == (batch, job):
+                del self._places[job.id]
 
     def _forget_gathering(self, batch: JobBatch, group: SlotGroup) -> None:
         self._gathering[group.queues].pop(batch.task.name, None)
@@ -285,6 +290,7 @@ class JobBatches:
         """Take apart a batch that waits for a slot; its jobs. Under the lock."""
         assert batch.group is not None
         del self._batches[batch.jobs[0]]
+        self._left(batch, batch.jobs)
         batch.group.beyond -= len(batch.jobs) - 1
         batch.group = None
         return batch.jobs
@@ -314,6 +320,7 @@ class JobBatches:
                     batch.group.beyond -= 1
                     batch.group.gathering = 0
                     found += batch.jobs
+                    self._left(batch, batch.jobs)
                     batch.jobs, batch.timer = [], None  # a timer that comes finds that it gathers no more
                 gathering.clear()
         return found
@@ -327,7 +334,7 @@ class JobBatches:
         if not self._batches:
             return None
         with self._lock:
-            batch, job = self._found(job_id)
+            batch, job = self._places.get(job_id, (None, None))
             if batch is None or job is None or batch.group is not None or len(batch.jobs) < 2:
                 return None
             lead = batch.jobs[0]
@@ -414,6 +421,8 @@ class JobBatches:
                 fit.append(job)
         if unfit:
             batch.jobs = fit
+            with self._lock:
+                self._left(batch, [job for job, _ in unfit])
             self._running.others[lead] = tuple(fit[1:])
             for job, misfit in unfit:
                 self._finish(job, given(job, task.retry, misfit, raised=True))
@@ -451,6 +460,7 @@ class JobBatches:
                 batch = None
             elif batch is not None:
                 del self._batches[job]
+                self._left(batch, batch.jobs)
         if batch is None:
             self._finish(job, outcome)
             return
@@ -557,7 +567,8 @@ class JobBatches:
     def _anew(self, group: SlotGroup, jobs: list[Job]) -> Job:
         """The lead of these jobs, which are one batch from now on. Under the lock."""
         if len(jobs) > 1:
-            self._batches[jobs[0]] = JobBatch(self._tasks[jobs[0].task], group, jobs)
+            batch = self._batches[jobs[0]] = JobBatch(self._tasks[jobs[0].task], group, jobs)
+            self._places.update((job.id, (batch, job)) for job in jobs)
             group.beyond += len(jobs) - 1
         return jobs[0]
 

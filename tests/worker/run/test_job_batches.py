@@ -407,6 +407,7 @@ async def test_one_job_of_a_batch_is_cancelled_and_the_others_run(dsn: str, eyes
         await until(all_in(eyes, "completed", 7))
     assert seen == {0: False, 1: True, 2: False, 3: False, 11: False, 13: False, 14: False}
     assert group.beyond == group.gathering == 0
+    assert not worker.services.batches._places
 
 
 @pytest.mark.promise("F298")
