@@ -4,7 +4,7 @@
 -- name: release_look
 -- Those of these nodes for which a job waits, and of which no job lives.
 SELECT x.node FROM (SELECT DISTINCT a.node FROM unnest(%(nodes)s::bigint[]) AS a (node)) AS x
-WHERE EXISTS (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node) AND NOT {{node_lives}};
+WHERE (SELECT true FROM pgqueue.job_blocked b WHERE b.key = 'node:' || x.node ORDER BY b.rank, b.id LIMIT 1) AND NOT {{node_lives}};
 
 -- name: release_walk
 -- Look at the next n nodes for which jobs wait, after the key `after`, in the order of their keys. Answers those of which no job lives,
