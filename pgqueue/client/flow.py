@@ -6,7 +6,8 @@ Called by the application. `add` and `add_many` check what they are given and se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,13 +45,14 @@ class Flow:
     pgqueue.errors.InvalidOption: node 3 of flow 'order 7': node 1 of flow 'order 8' is a node of another flow
     """
 
-    __slots__ = ("_handle", "_names", "_nodes", "name")
+    __slots__ = ("_handle", "_names", "_nodes", "_sending", "name")
 
     def __init__(self, name: str) -> None:
         self.name = _check_name(name, "flow")
         self._nodes: list[Node[Any]] = []
         self._names: set[str] = set()
         self._handle: FlowHandle | None = None
+        self._sending = False
 
     @property
     def nodes(self) -> tuple[Node[Any], ...]:
@@ -121,8 +123,8 @@ class Flow:
                 conn.execute("INSERT INTO orders (id) VALUES (7)")
                 handle = flow.enqueue(conn)
         """
-        self._refuse_enqueued("enqueue")
-        self._handle = flow_enqueue.enqueue(conn, self.name, self._nodes)
+        with self._sent("enqueue") as nodes:
+            self._handle = flow_enqueue.enqueue(conn, self.name, nodes)
         return self._handle
 
     @needs_arguments(2, _CONN)
@@ -131,8 +133,8 @@ class Flow:
 
         handle = await flow.aenqueue(session)
         """
-        self._refuse_enqueued("aenqueue")
-        self._handle = await flow_enqueue.aenqueue(conn, self.name, self._nodes)
+        with self._sent("aenqueue") as nodes:
+            self._handle = await flow_enqueue.aenqueue(conn, self.name, nodes)
         return self._handle
 
     def __repr__(self) -> str:
@@ -163,7 +165,19 @@ class Flow:
         named = f" ({name!r:.80})" if name is not None else ""
         return f"node {len(self._nodes) + 1}{named} of {self!r}"
 
+    @contextmanager
+    def _sent(self, what: str) -> Iterator[tuple[Node[Any], ...]]:
+        """The nodes to send. Meanwhile nothing is added, and the flow is not sent again; after an error both may be."""
+        self._refuse_enqueued(what)
+        self._sending = True
+        try:
+            yield self.nodes
+        finally:
+            self._sending = False
+
     def _refuse_enqueued(self, what: str) -> None:
+        if self._sending:
+            raise InvalidOption(f"{self!r}: {what}: it is just being enqueued; build a new one")
         if self._handle is not None:
             raise InvalidOption(
                 f"{self!r}: {what}: it was enqueued already, as flow {self._handle.id}; build a new one"

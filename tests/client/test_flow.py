@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 import pgqueue
-from pgqueue import Flow, InvalidArguments, InvalidOption, NewJob
+from pgqueue import DuplicateJob, Flow, FlowHandle, InvalidArguments, InvalidOption, NewJob
 from pgqueue.client import flow as flows
-from pgqueue.client import schedules
+from pgqueue.client import flow_enqueue, schedules
 from pgqueue.jobs.nodes import AFTER_MOST, Conditions
 
 step = pgqueue.remote("step")
@@ -298,3 +299,40 @@ def test_an_outbox_is_refused_before_anything_is_sent() -> None:
         flow.enqueue(object())
     with pytest.raises(InvalidArguments, match="the connection of your transaction comes first"):
         flow.enqueue()  # type: ignore[call-arg]
+
+
+async def test_while_a_flow_is_sent_it_is_not_sent_again_and_takes_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: it counts as enqueued from the answer on. Then a second task enqueues it, too, and a node that is added
+    meanwhile is lost."""
+    begun, go, sent = asyncio.Event(), asyncio.Event(), list[object]()
+
+    async def suspended(conn: object, name: str, nodes: object) -> FlowHandle:
+        sent.append(nodes)
+        begun.set()
+        await go.wait()
+        if len(sent) == 1:
+            raise DuplicateJob("job 7 has the unique key 'k'", existing=7, job_id=7)
+        return FlowHandle(7, name, {}, ())
+
+    monkeypatch.setattr(flow_enqueue, "aenqueue", suspended)
+    flow = Flow("order 7")
+    nodes = [flow.add(step.new())]
+    for expected in (DuplicateJob, None):
+        begun.clear()
+        go.clear()
+        sending = asyncio.ensure_future(flow.aenqueue(object()))
+        await begun.wait()
+        for act in (lambda: flow.enqueue(object()), lambda: flow.add(step.new()), lambda: flow.add_many(jobs(2))):
+            with pytest.raises(InvalidOption, match="flow 'order 7': .*: it is just being enqueued"):
+                act()
+        with pytest.raises(InvalidOption, match="aenqueue: it is just being enqueued"):
+            await flow.aenqueue(object())
+        go.set()
+        if expected is not None:
+            with pytest.raises(expected):
+                await sending
+            nodes.append(flow.add(step.new()))
+    assert (await sending).id == 7
+    assert sent == [tuple(nodes[:1]), tuple(nodes)] == [tuple(nodes[:1]), flow.nodes]
+    with pytest.raises(InvalidOption, match="it was enqueued already, as flow 7"):
+        flow.add(step.new())
