@@ -141,6 +141,8 @@ class Flow:
         return f"flow {self.name!r}"
 
     def _add(self, jobs: tuple[NewJob[Any], ...], after: object, name: str | None, *, many: bool) -> Node[Any]:
+        if isinstance(after, Iterable) and not isinstance(after, Node | Condition | str):
+            after = tuple(after)  # an iterator may add nodes: they have their numbers before this one
         self._refuse_enqueued("add")
         number = len(self._nodes) + 1
         if number > NODES_MOST:
@@ -203,9 +205,7 @@ def _results(jobs: Iterable[NewJob[Any]], what: str) -> Mapping[str, NodeResult]
         mine = job.results or {}
         if said is None:
             said = mine
-        elif mine is not said and {n: r.node.number for n, r in mine.items()} != {
-            n: r.node.number for n, r in said.items()
-        }:
+        elif mine is not said and {n: r.node for n, r in mine.items()} != {n: r.node for n, r in said.items()}:
             raise InvalidOption(f"{what}: its jobs take results of different nodes: add them as several nodes")
     return said or {}
 

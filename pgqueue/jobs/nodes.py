@@ -74,10 +74,12 @@ class Conditions(NamedTuple):
         """The conditions that were said, through nodes without jobs. Raises InvalidOption if there are too many, or
         two contradict each other."""
         completed, ended, failed = set[int](), set[int](), set[int]()
-        explicit: dict[int, str] = {}
+        explicit: dict[int, set[str]] = {}
         for condition in said:
             node, kind = condition.node, condition.kind
-            if {explicit.setdefault(node.number, kind), kind} == {"completed", "failed"}:
+            kinds = explicit.setdefault(node.number, set())
+            kinds.add(kind)
+            if kinds >= {"completed", "failed"}:
                 raise InvalidOption(
                     f"{what}: it waits for {node.shown} to complete, and for its failure: only one can be"
                 )

@@ -53,6 +53,14 @@ def test_a_node_that_is_named_twice_is_waited_for_once_and_a_completion_is_an_en
     assert both.conditions == ((1,), (), ())
 
 
+def test_nodes_that_are_added_while_after_is_read_have_numbers_of_their_own() -> None:
+    """Naive: the number is taken first, and two nodes have it."""
+    flow = Flow("order 7")
+    both = flow.add(step.new(), after=(flow.add(step.new(n=n)) for n in range(2)))
+    assert [node.number for node in flow.nodes] == [1, 2, 3]
+    assert (both.number, both.conditions) == (3, ((1, 2), (), ()))
+
+
 @pytest.mark.promise("F385")
 def test_what_waits_for_a_node_without_jobs_waits_for_what_that_would_have_waited_for() -> None:
     flow = Flow("order 7")
@@ -144,6 +152,15 @@ def test_all_jobs_of_a_node_take_the_same_results() -> None:
             flow.add_many(wrong)
 
 
+def test_a_result_of_another_flow_is_refused_also_if_its_node_has_the_number_of_the_own_one() -> None:
+    """Naive: the second job of the node would be given the result of the own node 1."""
+    flow, other = Flow("order 7"), Flow("order 8")
+    mine, theirs = flow.add(step.new()), other.add(step.new())
+    with pytest.raises(InvalidOption, match="node 2 of flow 'order 7': its jobs take results of different nodes"):
+        flow.add_many([step.new(x=mine.result), step.new(x=theirs.result)])
+    assert flow.nodes == (mine,)
+
+
 @pytest.mark.parametrize("key", ["order:{order}", lambda order: f"order:{order}", lambda order: "order:" + str(order)])
 def test_no_key_is_made_of_a_result(key: Any) -> None:
     @pgqueue.task(lock=key)
@@ -229,6 +246,10 @@ def test_a_node_cannot_wait_for_both_ends_of_another() -> None:
     paid = flow.add(step.new())
     with pytest.raises(InvalidOption, match="it waits for node 1 of flow 'order 7' to complete, and for its failure"):
         flow.add(step.new(), after=[paid, paid.failed])
+    for after in ([paid.ended, paid, paid.failed], [paid.failed, paid.ended, paid]):
+        with pytest.raises(InvalidOption, match="to complete, and for its failure: only one can be"):
+            flow.add(step.new(), after=after)
+    assert flow.add(step.new(), after=[paid.ended, paid.failed]).conditions == ((), (1,), (1,))
 
 
 def test_what_is_no_job_is_refused() -> None:
