@@ -100,17 +100,31 @@ def between_primaries() -> bool:
     """Whether the address may lead to a primary soon. A standby answers, though the DSN wants one that can be written;
     or a proxy takes the connection and closes it without a word, as it does while it knows no server."""
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.conninfo import make_conninfo
 
     address = conninfo(config())
     try:
         with psycopg.connect(make_conninfo(address, target_session_attrs="any"), autocommit=True) as conn:
             return conn.execute("SHOW transaction_read_only").fetchone() == ("on",)
     except psycopg.OperationalError:
-        parts = conninfo_to_dict(address)
-    hosts, ports = str(parts.get("host", "")).split(","), str(parts.get("port", 5432)).split(",")
-    places = zip(hosts, ports if len(ports) == len(hosts) else ports * len(hosts), strict=False)
-    return any(_closes_silently(host, int(port)) for host, port in places if host and not host.startswith(("/", "@")))
+        return any(_closes_silently(host, port) for host, port in _places(address))
+
+
+def _places(address: str) -> list[tuple[str, int]]:
+    """The hosts and ports of an address, without sockets. libpq reads services and the environment, so it is asked: a
+    connection knows them as soon as it begins."""
+    from psycopg.pq import PGconn
+
+    conn = PGconn.connect_start(address.encode())
+    try:
+        said = {each.keyword: (each.val or b"").decode() for each in conn.info}
+    finally:
+        conn.finish()
+    hosts, ports = (said[b"hostaddr"] or said[b"host"]).split(","), said[b"port"].split(",")
+    if len(ports) != len(hosts):
+        ports = ports[:1] * len(hosts)
+    places = [(host, int(port or 5432)) for host, port in zip(hosts, ports, strict=True)]
+    return [(host, port) for host, port in places if host and not host.startswith(("/", "@"))]
 
 
 def _closes_silently(host: str, port: int) -> bool:

@@ -1,7 +1,8 @@
 """The server that can be written, of several that an address leads to: found, preferred, and left for another one.
 
 Used by whatever writes: the sessions of workers and relays, the pools of handlers, the commands. An address leads to
-several servers if it names several hosts, or a name with several addresses, or a proxy that follows the primary.
+several servers if it names several hosts, or a name with several addresses, or a proxy that follows the primary; or it
+may, if only libpq knows its hosts: it names a service. What it does not name, the environment of libpq does.
 
 How a connection finds the primary (`connect`):
 
@@ -36,6 +37,7 @@ from psycopg import AsyncConnection, Connection, OperationalError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue.database import alarms
+from pgqueue.database.conninfo import names
 from pgqueue.database.dead_link import hang_up
 from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic
@@ -49,6 +51,7 @@ ASK_SECONDS = 10.0
 """Without an answer for so long the new connection is given up."""
 LEFT_SECONDS = 60.0
 """So long a server that was left for another one is not used again."""
+_VARIABLES = {"host": "PGHOST", "hostaddr": "PGHOSTADDR", "port": "PGPORT", "load_balance_hosts": "PGLOADBALANCEHOSTS"}
 
 
 class Left(OperationalError):
@@ -104,8 +107,7 @@ def elsewhere(dsn: str) -> str | None:
     'dbname=shop host=a,b target_session_attrs=read-write'
     >>> elsewhere("host=10.0.0.7 dbname=shop")
     """
-    parts = conninfo_to_dict(dsn)
-    if "target_session_attrs" in parts or "PGTARGETSESSIONATTRS" in os.environ or _one_place(parts):
+    if names(dsn, "target_session_attrs") or _one_place(dsn):
         return None
     return make_conninfo(dsn, target_session_attrs="read-write")
 
@@ -118,8 +120,8 @@ def refuse_standby(conn: Connection[Any], cause: BaseException | None = None) ->
 
 def is_local(dsn: str) -> bool:
     """Whether the DSN names one socket of this machine: whatever happens, it leads to the same server."""
-    host = _hosts(conninfo_to_dict(dsn))
-    return "," not in host and host.startswith(("/", "@"))
+    host = _hosts(dsn)
+    return host is not None and "," not in host and host.startswith(("/", "@"))
 
 
 def first(dsn: str, host: str, port: int) -> str:
@@ -129,8 +131,9 @@ def first(dsn: str, host: str, port: int) -> str:
     'dbname=shop host=b,a port=5433,5432'
     """
     parts = conninfo_to_dict(dsn)
-    hosts, ports = str(parts.get("host", "")).split(","), str(parts.get("port", "")).split(",")
-    if len(hosts) == 1 or "hostaddr" in parts or parts.get("load_balance_hosts") == "random":
+    hosts, ports = str(parts.get("host", "")).split(","), _said(parts, "port").split(",")
+    random = _said(parts, "load_balance_hosts") == "random"
+    if len(hosts) == 1 or random or names(dsn, "hostaddr") or names(dsn, "service"):
         return dsn
     if len(ports) == 1:
         return make_conninfo(dsn, host=",".join(sorted(hosts, key=lambda each: each != host)))
@@ -180,9 +183,9 @@ class Primary:
                 self._at[heir] = self._at[conn]
 
 
-def _one_place(parts: dict[str, Any]) -> bool:
-    host = _hosts(parts)
-    if "," in host:
+def _one_place(dsn: str) -> bool:
+    host = _hosts(dsn)
+    if host is None or "," in host:
         return False
     if host.startswith(("/", "@")):
         return True
@@ -193,5 +196,14 @@ def _one_place(parts: dict[str, Any]) -> bool:
     return True
 
 
-def _hosts(parts: dict[str, Any]) -> str:
-    return str(parts.get("hostaddr") or parts.get("host") or os.environ.get("PGHOST", ""))
+def _hosts(dsn: str) -> str | None:
+    """What is connected with; empty: the default socket. None: a service says it, which only libpq can read."""
+    if names(dsn, "service"):
+        return None
+    parts = conninfo_to_dict(dsn)
+    return _said(parts, "hostaddr") or _said(parts, "host")
+
+
+def _said(parts: dict[str, Any], name: str) -> str:
+    """This parameter of a DSN, or what the environment of libpq has for it."""
+    return str(parts[name]) if name in parts else os.environ.get(_VARIABLES[name], "")

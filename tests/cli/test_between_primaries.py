@@ -19,7 +19,9 @@ from psycopg.conninfo import conninfo_to_dict
 from servers import Server
 from standby import pair
 
+from pgqueue.cli.database import between_primaries
 from pgqueue.cli.worker_process import begin
+from pgqueue.config import configure
 from pgqueue.database import migrations
 
 SHOP = "import pgqueue\n\n@pgqueue.task(name='shop.mail')\nasync def mail() -> None: ...\n"
@@ -115,6 +117,30 @@ def test_a_worker_waits_behind_a_proxy_that_knows_no_server(own_server: Server, 
             worker.says("ready")
             worker.signal(signal.SIGTERM)
             assert worker.ends() == 0, worker.output
+
+
+@pytest.mark.parametrize(
+    ("dsn", "environ"),
+    [
+        ("dbname=shop host=127.0.0.1 port={port}", {}),
+        ("dbname=shop host=/nowhere,127.0.0.1 port=,{port}", {}),
+        ("dbname=shop host=db.invalid hostaddr=127.0.0.1 port={port}", {}),
+        ("dbname=shop", {"PGHOST": "127.0.0.1", "PGPORT": "{port}"}),
+        ("service=shop", {"PGSERVICEFILE": "{file}"}),
+        ("dbname=shop", {"PGSERVICE": "shop", "PGSERVICEFILE": "{file}"}),
+    ],
+)
+def test_a_proxy_is_found_wherever_libpq_finds_it(
+    dsn: str, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: host and port are read from the DSN only."""
+    with proxy("") as made:
+        file = tmp_path / "services"
+        file.write_text(f"[shop]\nhost=127.0.0.1\nport={made.port}\ndbname=shop\n")
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value.format(port=made.port, file=file))
+        configure(dsn=dsn.format(port=made.port))
+        assert between_primaries()
 
 
 async def test_a_database_that_goes_away_after_the_first_look_is_waited_for() -> None:

@@ -97,15 +97,54 @@ def test_two_servers_that_can_both_be_written_do_not_take_turns(seen: Seen) -> N
         ("host=127.0.0.1", False),
         ("host=db hostaddr=10.0.0.1", False),
         ("host=a,b target_session_attrs=any", False),
+        ("service=shop", True),
+        ("service=shop host=/tmp", True),
+        ("service=shop target_session_attrs=any", False),
+        ("dbname=shop", False),
     ],
 )
 def test_where_an_address_leads(dsn: str, leads_on: bool) -> None:
     assert (primary.elsewhere(dsn) is not None) is leads_on
 
 
-def test_the_environment_names_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PGTARGETSESSIONATTRS", "any")
-    assert primary.elsewhere("host=a,b") is None
+@pytest.mark.parametrize(
+    ("variable", "said", "dsn", "leads_on"),
+    [
+        ("PGTARGETSESSIONATTRS", "any", "host=a,b", False),
+        ("PGHOST", "a,b", "dbname=shop", True),
+        ("PGHOST", "a,b", "host=/tmp", False),
+        ("PGHOSTADDR", "10.0.0.1,10.0.0.2", "host=a,b", True),
+        ("PGHOSTADDR", "10.0.0.1,10.0.0.2", "dbname=shop", True),
+        ("PGHOSTADDR", "10.0.0.1", "host=db.example", False),
+        ("PGSERVICE", "shop", "dbname=shop", True),
+        ("PGSERVICE", "shop", "host=/tmp", True),
+    ],
+)
+def test_where_an_address_leads_by_the_environment(
+    variable: str, said: str, dsn: str, leads_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, said)
+    assert (primary.elsewhere(dsn) is not None) is leads_on
+
+
+def test_only_one_socket_of_this_machine_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert primary.is_local("host=/tmp")
+    assert not any(map(primary.is_local, ["host=/tmp,/run", "host=/tmp service=shop", "host=db hostaddr=10.0.0.1"]))
+    monkeypatch.setenv("PGHOSTADDR", "10.0.0.1")
+    assert not primary.is_local("host=/tmp")
+
+
+def test_the_host_that_was_connected_with_stands_first_with_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: the ports of the environment stay in their order, and each belongs to another host."""
+    dsn = "host=a,b dbname=x"
+    assert primary.first(dsn, "b", 5432) == "dbname=x host=b,a"
+    monkeypatch.setenv("PGPORT", "5433")
+    assert primary.first(dsn, "b", 5433) == "dbname=x host=b,a"
+    monkeypatch.setenv("PGPORT", "5432,5433")
+    assert primary.first(dsn, "b", 5433) == "dbname=x host=b,a port=5433,5432"
+    assert primary.first(f"{dsn} service=shop", "b", 5433) == f"{dsn} service=shop"
+    monkeypatch.setenv("PGHOSTADDR", "10.0.0.1,10.0.0.2")
+    assert primary.first(dsn, "b", 5433) == dsn
 
 
 @pytest.fixture
