@@ -92,9 +92,10 @@ class Outage:
             if there and not self._wanted(now):
                 log.warning("the database is back after %.1f s", now - self._since)
 
-    def is_lost(self, name: str) -> bool:
-        """Whether the session of this name was lost, and has not been answered since."""
-        return name in self._lost
+    def is_on(self) -> bool:
+        """Whether a session that is wanted was lost, and has not been answered since."""
+        with self._lock:
+            return bool(self._wanted(self._clock()))
 
     def read_only(self) -> bool:
         """Whether sessions are lost, and the database is read only."""

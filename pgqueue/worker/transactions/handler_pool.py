@@ -60,7 +60,6 @@ from pgqueue.steady_clock import monotonic
 from pgqueue.worker.transactions.commit_message import CommitMessage
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
 from pgqueue.worker.transactions.handler_cursor import AsyncHandlerCursor, HandlerCursor
-from pgqueue.worker.transactions.opening import NAME as OPENING
 from pgqueue.worker.transactions.opening import AsyncOpening, Opening
 from pgqueue.worker.transactions.permits import Permits
 from pgqueue.worker.transactions.steps import asend, awaited, blocked, run, send
@@ -291,7 +290,7 @@ class Side(Generic[C]):
         from psycopg_pool import PoolTimeout
 
         if isinstance(error, PoolTimeout):
-            if self.pools.is_away():
+            if self.pools.is_away(self.is_async):
                 raise Away(f"no connection for a job within {GET_SECONDS:g} s: the database is away") from error
             said = f"no connection for a job within {GET_SECONDS:g} s: the database takes none"
             if self.permits is None:
@@ -393,9 +392,10 @@ class HandlerPool:
         params = {"pid": orphan[0], "backend_start": orphan[1]}
         return Statement(text("transactions_end_session", self._link.schema), params, lambda rows: None)
 
-    def is_away(self) -> bool:
-        """Whether no connection can be made just now."""
-        return self._link.outage.is_lost(OPENING)
+    def is_away(self, on_loop: bool) -> bool:
+        """Whether a job has waited in vain because the database is away: a connection for it is still being opened, or
+        a session of the worker is lost. If handlers have all connections, none is being opened."""
+        return self._link.outage.is_on() or bool(self.openings[on_loop].under_way)
 
     def options(self) -> dict[str, Any]:
         """How psycopg's pool is made."""

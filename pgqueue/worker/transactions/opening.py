@@ -6,13 +6,16 @@ the slots of transactional jobs then stay empty for as long again.
 1. A try follows a second after another one at most (`outage` paces them), as for the worker's own sessions.
 2. A try ends with a connection that is configured: a server that accepts and dies at once counts as away.
 3. The worker's end stops it.
+4. What is under way is known (`under_way`): if a server accepts and says nothing, the first try lasts long, and no
+   error says meanwhile that it is away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from psycopg import Error
@@ -35,6 +38,8 @@ class Opening:
         self._link = link
         self._configure = configure
         self._closed = threading.Event()
+        self.under_way: set[object] = set()
+        """One for each connection that is being opened."""
 
     def close(self) -> None:
         """No more tries."""
@@ -42,20 +47,21 @@ class Opening:
 
     def connect(self, _: str, **options: Any) -> HandlerConnection:
         """A connection that is configured. Raises what the last try has raised if the worker ends."""
-        while True:
-            try:
-                conn = primary.connect(HandlerConnection, self._link.address(), **options)
+        with _noted(self.under_way):
+            while True:
                 try:
-                    self._configure(conn)
-                except BaseException:
-                    conn.close()
-                    raise
-            except Error as error:
-                if not is_loss(error) or self._closed.wait(lost(self._link, error)):
-                    raise
-            else:
-                self._link.outage.answered(NAME)
-                return conn
+                    conn = primary.connect(HandlerConnection, self._link.address(), **options)
+                    try:
+                        self._configure(conn)
+                    except BaseException:
+                        conn.close()
+                        raise
+                except Error as error:
+                    if not is_loss(error) or self._closed.wait(lost(self._link, error)):
+                        raise
+                else:
+                    self._link.outage.answered(NAME)
+                    return conn
 
 
 class AsyncOpening:
@@ -65,6 +71,8 @@ class AsyncOpening:
         self._link = link
         self._configure = configure
         self._closed = asyncio.Event()
+        self.under_way: set[object] = set()
+        """One for each connection that is being opened."""
 
     def close(self) -> None:
         """No more tries."""
@@ -72,20 +80,31 @@ class AsyncOpening:
 
     async def connect(self, _: str, **options: Any) -> AsyncHandlerConnection:
         """A connection that is configured. Raises what the last try has raised if the worker ends."""
-        while True:
-            try:
-                conn = await primary.aconnect(AsyncHandlerConnection, self._link.address(), **options)
+        with _noted(self.under_way):
+            while True:
                 try:
-                    await self._configure(conn)
-                except BaseException:
-                    await conn.close()
-                    raise
-            except Error as error:
-                if not is_loss(error) or await wait(self._closed, lost(self._link, error)):
-                    raise
-            else:
-                self._link.outage.answered(NAME)
-                return conn
+                    conn = await primary.aconnect(AsyncHandlerConnection, self._link.address(), **options)
+                    try:
+                        await self._configure(conn)
+                    except BaseException:
+                        await conn.close()
+                        raise
+                except Error as error:
+                    if not is_loss(error) or await wait(self._closed, lost(self._link, error)):
+                        raise
+                else:
+                    self._link.outage.answered(NAME)
+                    return conn
+
+
+@contextmanager
+def _noted(under_way: set[object]) -> Iterator[None]:
+    mine = object()
+    under_way.add(mine)
+    try:
+        yield
+    finally:
+        under_way.discard(mine)
 
 
 def lost(link: Link, error: Error) -> float:

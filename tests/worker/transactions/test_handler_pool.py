@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue import Fail, Job
-from pgqueue.database.sessions import Identity, Link
+from pgqueue.database.sessions import Away, Identity, Link
 from pgqueue.database.statements import Statement
 from pgqueue.worker.transactions import handler_pool
 from pgqueue.worker.transactions.handler_pool import HandlerPool, Side
@@ -477,6 +478,48 @@ async def test_who_gets_no_connection_is_told_why(dsn: str, monkeypatch: pytest.
     with pytest.raises(PoolTimeout, match=r"all 1 \(one for each slot\)"):
         await lender.on_loop.acquire()
     await lender.on_loop.release(aconn)
+    await lender.close()
+
+
+@pytest.mark.promise("I11")
+async def test_a_server_that_accepts_and_says_nothing_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the job's attempt is not spent. Naive: the server is away only after a try to connect has failed, and the
+    first one lasts longer than the job waits."""
+    monkeypatch.setattr(handler_pool, "GET_SECONDS", 0.3)
+
+    async def listed() -> None: ...
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        dsn = f"host=127.0.0.1 port={port} user=u dbname=d connect_timeout=60 sslmode=disable gssencmode=disable"
+        link = Link(dsn, "pgqueue")
+        lender = HandlerPool(link, 1, listed)
+        with pytest.raises(Away, match="the database is away"):
+            await asyncio.to_thread(run, lender.threads.acquire())
+        with pytest.raises(Away, match="the database is away"):
+            await lender.on_loop.acquire()
+        assert not link.outage.is_on()
+    await lender.close()
+
+
+@pytest.mark.promise("I11")
+async def test_while_a_session_of_the_worker_is_lost_the_database_is_away(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_pool, "GET_SECONDS", 0.3)
+
+    async def listed() -> None: ...
+
+    link = Link(dsn, "pgqueue")
+    lender = HandlerPool(link, 1, listed)
+    conn = await lender.on_loop.acquire()
+    link.outage.lost("beat", psycopg.OperationalError("gone"))
+    with pytest.raises(Away, match="the database is away"):
+        await lender.on_loop.acquire()
+    link.outage.answered("beat")
+    with pytest.raises(PoolTimeout, match="the database takes none"):
+        await lender.on_loop.acquire()
+    await lender.on_loop.release(conn)
     await lender.close()
 
 
