@@ -53,6 +53,7 @@ from pgqueue.jobs.cron import Cron, Every, check_when
 from pgqueue.jobs.functions import check_function, check_wrapper, default_name, hidden_body
 from pgqueue.jobs.headers import with_timeout, with_waits
 from pgqueue.jobs.job import NewJob
+from pgqueue.jobs.nodes import UnknownResult
 from pgqueue.jobs.retry import RetryFunction, RetryPolicy, check_attempts, for_one_job
 from pgqueue.jobs.unique import Unique, Uniqueness, idempotent_by, unique_by
 from pgqueue.jobs.values import (
@@ -217,6 +218,8 @@ class Task(Generic[P, R_co]):
         if self.locking is None and self.limiting is None and self.uniqueness is None:
             return new
         arguments = self.codec.arguments(args, kwargs)
+        if results is not None:
+            arguments = {**arguments, **{name: UnknownResult(result) for name, result in results.items()}}
         if self.locking is not None:
             new = locked(new, self.locking, arguments)
         if self.limiting is not None:

@@ -19,7 +19,7 @@ from pgqueue.jobs.codec import Codec, to_json
 from pgqueue.jobs.functions import check_answers
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.keys import check_key
-from pgqueue.jobs.nodes import NodeResult
+from pgqueue.jobs.nodes import UnknownResult
 from pgqueue.jobs.values import COUNT_MOST, parse_rate, whole
 from pgqueue.options import names_options
 
@@ -337,8 +337,8 @@ def _shown(value: object) -> str:
         return value
     if type(value) is int:
         return str(value)
-    if type(value) is NodeResult:
-        value.refuse()
+    if type(value) is UnknownResult:
+        return str(value)  # which raises
     try:
         plain = msgspec.to_builtins(value, enc_hook=to_json)
         return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()

@@ -62,6 +62,29 @@ class NodeResult:
         )
 
 
+class UnknownResult:
+    """Stands for a result in what the function of a key is given. Whatever looks at it raises InvalidArguments: what
+    was made of it, or decided by it, would not be made of the value that comes."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: NodeResult) -> None:
+        self._result = result
+
+
+def _refuse(unknown: UnknownResult, *_: object) -> NoReturn:
+    result: NodeResult = object.__getattribute__(unknown, "_result")
+    result.refuse()
+
+
+for _look in (
+    *("__getattribute__", "__repr__", "__str__", "__format__", "__bytes__", "__bool__", "__int__", "__float__"),
+    *("__index__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__len__", "__iter__"),
+    *("__contains__", "__getitem__", "__add__", "__radd__", "__mod__", "__rmod__"),
+):
+    setattr(UnknownResult, _look, _refuse)
+
+
 class Conditions(NamedTuple):
     """The nodes that a node waits for, by number and in order: these complete, these end, one of these fails."""
 

@@ -161,14 +161,54 @@ def test_a_result_of_another_flow_is_refused_also_if_its_node_has_the_number_of_
     assert flow.nodes == (mine,)
 
 
-@pytest.mark.parametrize("key", ["order:{order}", lambda order: f"order:{order}", lambda order: "order:" + str(order)])
-def test_no_key_is_made_of_a_result(key: Any) -> None:
-    @pgqueue.task(lock=key)
-    def pack(order: int) -> None: ...
+KEYS: dict[str, Any] = {
+    "template": "order:{order}",
+    "format": lambda order: f"order:{order}",
+    "str": lambda order: "order:" + str(order),
+    "repr": lambda order: f"order:{order!r}",
+    "itself": lambda order: order,
+    "percent": lambda order: "order:%s" % order,  # noqa: UP031
+    "truth": lambda order: "paid" if order else "open",
+    "not": lambda order: None if not order else "paid",
+    "equal": lambda order: "seven" if order == 7 else "other",
+    "unequal": lambda order: "other" if order != 7 else "seven",
+    "one of": lambda order: "odd" if order in (1, 3, 5) else "even",
+    "of a table": lambda order: {7: "seven"}.get(order, "other"),
+    "attribute": lambda order: f"order:{order.id}",
+    "perhaps an attribute": lambda order: f"order:{getattr(order, 'id', 0)}",
+    "kind": lambda order: "text" if isinstance(order, str) else "number",
+    "item": lambda order: order["id"],
+    "each": lambda order: ",".join([each for each in order]),
+    "length": lambda order: f"{len(order)} lines",
+    "has": lambda order: "red" if "red" in order else "blue",
+    "less": lambda order: "small" if order < 7 else "large",
+    "sum": lambda order: "order:" + order,
+    "all": lambda **arguments: str(sorted(arguments.items())),
+}
 
+
+@pytest.mark.parametrize("option", ["lock", "rate", "unique"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_no_key_is_made_of_a_result(kind: str, option: str) -> None:
+    """Naive: the function is given what stands for the result, and makes the same key for all results, or decides by
+    it."""
+    key = KEYS[kind]
+    said: dict[str, Any] = {option: pgqueue.Rate("5/minute", key=key) if option == "rate" else key}
+
+    def pack(order: Any) -> None: ...
+
+    task: Any = pgqueue.task(name="pack", **said)(pack)
     paid = Flow("order 7").add(step.new())
     with pytest.raises(InvalidArguments, match="<result of node 1 of flow 'order 7'> is not known at the enqueue"):
-        pack.new(paid.result)
+        task.new(paid.result)
+
+
+def test_a_key_is_made_of_the_other_arguments() -> None:
+    @pgqueue.task(lock=lambda **all_of_them: f"order:{all_of_them['order']}", unique="{order}")
+    def pack(order: int, parcels: list[int]) -> None: ...
+
+    new = pack.new(7, Flow("order 7").add_many(jobs(2)).result)
+    assert (new.lock_key, list(new.keys.names() if new.keys else ())) == ("order:7", ["unique:7"])
 
 
 @pytest.mark.parametrize("of", [step, step.using(delay=5), step.using(lock="a")], ids=["plain", "later", "lock"])
@@ -246,7 +286,8 @@ def test_a_node_cannot_wait_for_both_ends_of_another() -> None:
     paid = flow.add(step.new())
     with pytest.raises(InvalidOption, match="it waits for node 1 of flow 'order 7' to complete, and for its failure"):
         flow.add(step.new(), after=[paid, paid.failed])
-    for after in ([paid.ended, paid, paid.failed], [paid.failed, paid.ended, paid]):
+    hidden: list[list[Any]] = [[paid.ended, paid, paid.failed], [paid.failed, paid.ended, paid]]
+    for after in hidden:
         with pytest.raises(InvalidOption, match="to complete, and for its failure: only one can be"):
             flow.add(step.new(), after=after)
     assert flow.add(step.new(), after=[paid.ended, paid.failed]).conditions == ((), (1,), (1,))
@@ -335,25 +376,26 @@ async def test_while_a_flow_is_sent_it_is_not_sent_again_and_takes_no_node(monke
             raise DuplicateJob("job 7 has the unique key 'k'", existing=7, job_id=7)
         return FlowHandle(7, name, {}, ())
 
-    monkeypatch.setattr(flow_enqueue, "aenqueue", suspended)
-    flow = Flow("order 7")
-    nodes = [flow.add(step.new())]
-    for expected in (DuplicateJob, None):
+    async def sending(flow: Flow) -> asyncio.Task[FlowHandle]:
         begun.clear()
         go.clear()
-        sending = asyncio.ensure_future(flow.aenqueue(object()))
+        task = asyncio.create_task(flow.aenqueue(object()))
         await begun.wait()
         for act in (lambda: flow.enqueue(object()), lambda: flow.add(step.new()), lambda: flow.add_many(jobs(2))):
-            with pytest.raises(InvalidOption, match="flow 'order 7': .*: it is just being enqueued"):
+            with pytest.raises(InvalidOption, match=r"flow 'order 7': .*: it is just being enqueued"):
                 act()
         with pytest.raises(InvalidOption, match="aenqueue: it is just being enqueued"):
             await flow.aenqueue(object())
         go.set()
-        if expected is not None:
-            with pytest.raises(expected):
-                await sending
-            nodes.append(flow.add(step.new()))
-    assert (await sending).id == 7
-    assert sent == [tuple(nodes[:1]), tuple(nodes)] == [tuple(nodes[:1]), flow.nodes]
+        return task
+
+    monkeypatch.setattr(flow_enqueue, "aenqueue", suspended)
+    flow = Flow("order 7")
+    first = flow.add(step.new())
+    with pytest.raises(DuplicateJob):
+        await (await sending(flow))
+    second = flow.add(step.new())
+    assert (await (await sending(flow))).id == 7
+    assert sent == [(first,), (first, second)]
     with pytest.raises(InvalidOption, match="it was enqueued already, as flow 7"):
         flow.add(step.new())
