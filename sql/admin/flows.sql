@@ -28,16 +28,18 @@ WITH counted AS MATERIALIZED (
     SELECT n.* FROM pgqueue.node n WHERE n.id BETWEEN %(flow)s::bigint << 20 AND (%(flow)s::bigint << 20 | 1048575)
 ), numbered AS MATERIALIZED (
     SELECT counted.node FROM counted UNION SELECT known.id FROM known
+), summed AS MATERIALIZED (
+    -- All at once: a look at all counts for each node would take the square of their number.
+    SELECT c.node, min(c.task) AS task, json_object_agg(c.state, c.n) AS jobs, sum(c.waiting) AS waiting FROM counted c GROUP BY c.node
 ), shown AS MATERIALIZED (
-    SELECT numbered.node & 1048575 AS number, left(known.name, 1000) AS name,
-        (SELECT min(c.task) FROM counted c WHERE c.node = numbered.node) AS task,
-        (SELECT coalesce(json_object_agg(c.state, c.n), '{}') FROM counted c WHERE c.node = numbered.node) AS jobs,
-        (SELECT coalesce(sum(c.waiting), 0) FROM counted c WHERE c.node = numbered.node) AS waiting,
+    SELECT numbered.node & 1048575 AS number, left(known.name, 1000) AS name, summed.task, coalesce(summed.jobs, '{}') AS jobs,
+        coalesce(summed.waiting, 0) AS waiting,
         ARRAY(SELECT a & 1048575 FROM unnest(known.after) AS a) AS after,
         ARRAY(SELECT a & 1048575 FROM unnest(known.after_end) AS a) AS after_end,
         ARRAY(SELECT a & 1048575 FROM unnest(known.after_failure) AS a) AS after_failure
     FROM (SELECT numbered.node FROM numbered ORDER BY numbered.node LIMIT %(n)s::integer) AS numbered
     LEFT JOIN known ON known.id = numbered.node
+    LEFT JOIN summed ON summed.node = numbered.node
 )
 SELECT json_build_object(
     'flow', json_build_object(

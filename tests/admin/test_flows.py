@@ -193,6 +193,23 @@ def test_no_more_jobs_are_counted_than_a_list_may(conn: Conn, monkeypatch: pytes
     assert (dict(flow.jobs), flow.exact) == ({"available": 1, "blocked": 2}, False)
 
 
+@pytest.mark.second
+def test_a_flow_of_a_hundred_thousand_nodes_is_shown_within_seconds(conn: Conn) -> None:
+    """Naive: all counts are looked through for each node."""
+    flow = Flow("large")
+    last: list[pgqueue.Node[Any]] = []
+    for n in range(100_000):
+        last = [flow.add(step.new(n=n), after=last)]
+    handle = flow.enqueue(conn)
+    conn.execute("SET LOCAL statement_timeout = '8s'")
+    one = pgqueue.get_flow(conn, handle.id)
+    assert (dict(one.flow.jobs), one.nodes_count) == ({"available": 1, "blocked": 99_999}, 100_000)
+    assert [(node.number, dict(node.jobs), node.waiting, node.after) for node in one.nodes] == [
+        (1, {"available": 1}, 0, ()),
+        *[(n, {"blocked": 1}, 1, (n - 1,)) for n in range(2, 1_001)],
+    ]
+
+
 def test_a_flow_has_its_nodes_with_what_they_wait_for(conn: Conn) -> None:
     handle = enqueued(conn)
     one = pgqueue.get_flow(conn, handle.id)
