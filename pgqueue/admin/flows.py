@@ -30,8 +30,8 @@ NODES_MOST = 1_000
 class FlowInfo:
     """A flow. `jobs` is how many of its jobs are in each state; times are UTC, by the database's clock.
 
-    `exact` is False if it has more jobs than were counted. `finished_at` is the end of the job that ended last; None as
-    long as a job of it lives.
+    `exact` is False if it has more jobs than were counted. Then a state of others that decides `state` counts 1 at
+    least. `finished_at` is the end of the job that ended last; None as long as a job of it lives.
     """
 
     id: int
@@ -101,7 +101,8 @@ def judged(jobs: Mapping[str, int]) -> str:
 def flows(conn: object, *, limit: int = 20, before: int | None = None) -> Statement[list[FlowInfo]]:
     """Return the newest flows, at most `limit` (1 to 1,000); with `before` those with a lower id.
 
-    Of each flow up to 10,000 jobs are counted. Raises InvalidOption for another limit, or what is no id.
+    Of each flow up to 10,000 jobs are counted; its state is that of all. Raises InvalidOption for another limit, or
+    what is no id.
 
         for flow in pgqueue.flows(conn, limit=5):
             print(flow.id, flow.name, flow.state, dict(flow.jobs))

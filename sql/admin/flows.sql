@@ -1,7 +1,8 @@
 -- Flows as people see them. Only reads. Counted by the rows of jobs, which are found by the index of each table.
 
 -- name: flows_list
--- The n newest flows below the id `before`, with how many jobs are in each state, among `most` of each sign. As JSON.
+-- The n newest flows below the id `before`, with how many jobs are in each state, among `most` of each sign. As JSON. If there are more, a
+-- state that decides that of the flow counts 1 at least.
 SELECT coalesce(json_agg(each ORDER BY each.id DESC), '[]')::text
 FROM (
     SELECT f.id, left(f.name, 1000) AS name, extract(epoch FROM f.enqueued_at)::float8 AS enqueued_at,
@@ -9,11 +10,20 @@ FROM (
         coalesce(counted.n < %(most)s::integer, true) AS exact
     FROM (SELECT f.id, f.name, f.enqueued_at FROM pgqueue.flow f WHERE f.id < %(before)s::bigint ORDER BY f.id DESC LIMIT %(n)s::integer) AS f
     CROSS JOIN LATERAL (
-        SELECT json_object_agg(s.state, s.n) AS jobs, sum(s.n) AS n, extract(epoch FROM max(s.finished_at))::float8 AS finished_at,
-            bool_or(s.state IN ('available', 'scheduled', 'blocked', 'running')) AS lives
-        FROM (
+        WITH found AS MATERIALIZED (
             SELECT j.state, count(*) AS n, max(j.finished_at) AS finished_at
             FROM pgqueue.flow_rows(f.id, NULL, %(most)s::integer) AS j GROUP BY j.state
+        ), total AS MATERIALIZED (
+            SELECT sum(found.n) AS n FROM found
+        )
+        SELECT json_object_agg(s.state, s.n) AS jobs, (SELECT total.n FROM total) AS n, extract(epoch FROM max(s.finished_at))::float8 AS finished_at,
+            bool_or(s.state IN ('available', 'scheduled', 'blocked', 'running')) AS lives
+        FROM (
+            SELECT * FROM found
+            UNION ALL
+            SELECT other.state, 1, NULL
+            FROM total CROSS JOIN LATERAL pgqueue.flow_states(CASE WHEN total.n >= %(most)s::integer THEN f.id END, %(most)s::integer) AS other (state)
+            WHERE other.state NOT IN (SELECT found.state FROM found)
         ) AS s
     ) AS counted
 ) AS each;

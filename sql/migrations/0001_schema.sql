@@ -2898,6 +2898,29 @@ END $$;
 COMMENT ON FUNCTION pgqueue.flow_rows IS
     'The jobs of a flow, for people.';
 
+-- In which states that decide the state of a flow it has jobs: all of those that live, and those of `most` that failed or
+-- were cancelled, of each sign. One look for each state, where `flow_rows` would read all that have ended.
+CREATE FUNCTION pgqueue.flow_states(flow bigint, most integer) RETURNS SETOF text LANGUAGE plpgsql STABLE STRICT ROWS 5
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    lowest bigint := flow_states.flow << 20;
+    highest bigint := flow_states.flow << 20 | 1048575;
+BEGIN
+    RETURN QUERY
+    SELECT 'available' WHERE EXISTS (SELECT FROM pgqueue.job_available j WHERE j.node BETWEEN lowest AND highest)
+    UNION ALL SELECT 'scheduled' WHERE EXISTS (SELECT FROM pgqueue.job_scheduled j WHERE j.node BETWEEN lowest AND highest)
+    UNION ALL SELECT 'running' WHERE EXISTS (SELECT FROM pgqueue.job_running j WHERE j.node BETWEEN lowest AND highest)
+    UNION ALL SELECT 'blocked' WHERE EXISTS (SELECT FROM pgqueue.job_blocked j WHERE j.node BETWEEN lowest AND highest)
+                                  OR EXISTS (SELECT FROM pgqueue.job_blocked j WHERE j.node BETWEEN -highest AND -lowest)
+    UNION ALL SELECT DISTINCT dead.state::text FROM (
+        (SELECT j.state FROM pgqueue.job_dead j WHERE j.node BETWEEN lowest AND highest LIMIT most)
+        UNION ALL
+        (SELECT j.state FROM pgqueue.job_dead j WHERE j.node BETWEEN -highest AND -lowest LIMIT most)) AS dead;
+END $$;
+COMMENT ON FUNCTION pgqueue.flow_states IS
+    'In which states that decide its own a flow has jobs, for people.';
+
 -- Those of these jobs that have ended and that their flow needs, because what they were is judged at a release:
 --
 -- 1. a job of the flow waits;

@@ -193,6 +193,27 @@ def test_no_more_jobs_are_counted_than_a_list_may(conn: Conn, monkeypatch: pytes
     assert (dict(flow.jobs), flow.exact) == ({"available": 1, "blocked": 2}, False)
 
 
+def test_a_flow_has_the_state_of_all_its_jobs_whatever_was_counted(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: the last ones have completed, so the flow has."""
+    monkeypatch.setattr(flows, "COUNTED_MOST", 2)
+
+    def found() -> tuple[str, dict[str, int], bool, bool]:
+        [flow] = pgqueue.flows(conn)
+        return flow.state, dict(flow.jobs), flow.exact, flow.finished_at is None
+
+    made = Flow("order 7")
+    first, later = made.add(step.new(n=1)), made.add(step.using(delay=60).new(n=2))
+    last = made.add_many([step.new(n=n) for n in (3, 4)])
+    handle = made.enqueue(conn)
+    for job in handle.jobs(last):
+        end(conn, job.id)
+    assert found() == ("running", {"completed": 2, "available": 1, "scheduled": 1}, False, True)
+    pgqueue.cancel(conn, handle.jobs(later)[0].id)
+    assert found() == ("running", {"completed": 2, "available": 1, "cancelled": 1}, False, True)
+    end(conn, handle.jobs(first)[0].id, "failed")
+    assert found() == ("failed", {"completed": 2, "failed": 1, "cancelled": 1}, False, False)
+
+
 @pytest.mark.second
 def test_a_flow_of_a_hundred_thousand_nodes_is_shown_within_seconds(conn: Conn) -> None:
     """Naive: all counts are looked through for each node."""
