@@ -31,7 +31,11 @@ from pgqueue.database.steps import Steps, adrive, drive
 from pgqueue.errors import DuplicateJob, InvalidOption, PayloadTooLarge
 from pgqueue.jobs.headers import with_delay
 from pgqueue.jobs.job import NewJob
-from pgqueue.jobs.nodes import Node
+from pgqueue.jobs.nodes import FEWER, Node
+
+NODES_BYTES = 100_000_000
+"""The most that the names of nodes, and what they wait for, may be as JSON. jsonb takes up to 2.5 times as much for
+numbers, and an array of it holds 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def statement(
         for job, n in zip(jobs, numbers, strict=True)
     ]
     rows = [node for node in nodes if node.name is not None or node.number in waiting]
-    params: dict[str, object] = {"flow_name": name, "nodes": "[" + ",".join(map(_row, rows)) + "]"}
+    params: dict[str, object] = {"flow_name": name, "nodes": _rows(name, rows)}
     if not jobs:
         return Statement(text("flow_enqueue_empty", schema), params, _first)
     try:
@@ -136,7 +140,17 @@ def _released_later(job: NewJob[Any]) -> NewJob[Any]:
     return msgspec.structs.replace(job, delay=None, headers=with_delay(job.headers, job.delay))
 
 
-def _row(node: Node[Any]) -> str:
+def _rows(flow: str, nodes: Sequence[Node[Any]]) -> str:
+    rows = [_row(node) for node in nodes]
+    if (size := sum(map(len, rows))) > NODES_BYTES:
+        raise PayloadTooLarge(
+            f"flow {flow!r}: {size:,} bytes of names of nodes and of what they wait for, the limit is {NODES_BYTES:,}; "
+            f"{FEWER}"
+        )
+    return "[" + b",".join(rows).decode() + "]"
+
+
+def _row(node: Node[Any]) -> bytes:
     waits = node.conditions
     said: dict[str, object] = {"number": node.number, "name": node.name}
     said |= {"after": waits.completed, "after_end": waits.ended, "after_failure": waits.failed}
@@ -144,7 +158,7 @@ def _row(node: Node[Any]) -> str:
         said["results"] = {
             name: {"node": of.number, "many": True} if of.many else {"node": of.number} for name, of in node.results
         }
-    return msgspec.json.encode(said).decode()
+    return msgspec.json.encode(said)
 
 
 def _check_keys(nodes: Sequence[Node[Any]], jobs: Sequence[NewJob[Any]]) -> None:

@@ -258,6 +258,36 @@ def test_what_a_statement_cannot_hold_is_refused_with_the_flow(conn: Conn, monke
     assert conn.info.transaction_status.name == "IDLE"
 
 
+def test_more_than_the_nodes_may_have_is_refused_before_anything_is_sent(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: the server refuses it, and the application's transaction has failed."""
+    flow = order(Flow("order 7"))
+    monkeypatch.setattr(flow_enqueue, "NODES_BYTES", 300)
+    with pytest.raises(PayloadTooLarge, match=r"flow 'order 7': \d+ bytes of names of nodes .* the limit is 300; jobs"):
+        flow.enqueue(conn)
+    assert conn.info.transaction_status.name == "IDLE"
+    monkeypatch.undo()
+    flow.enqueue(conn)
+
+
+@pytest.mark.second
+def test_the_server_takes_what_the_nodes_may_have(conn: Conn) -> None:
+    """Lists of short numbers take the most room in jsonb, for their size as text."""
+    flow = Flow("large")
+    parts = [flow.add(step.new()) for _ in range(9_999)]
+    while len(flow.nodes) < 9_999 + flow_enqueue.NODES_BYTES // 49_100:
+        flow.add(step.new(), after=parts)
+    nodes = flow.nodes
+    statement = flow_enqueue.statement(
+        "large", nodes, [job for node in nodes for job in node.jobs], schema="pgqueue", notify=True
+    )
+    text = str(statement.params["nodes"])
+    assert 0.99 * flow_enqueue.NODES_BYTES < len(text) <= flow_enqueue.NODES_BYTES
+    counted = conn.execute("SELECT jsonb_array_length(%s::text::jsonb)", [text]).fetchone()
+    assert counted == (len(nodes) - 9_999,)
+
+
 def test_without_a_schema_it_says_so(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn) as conn, pytest.raises(SchemaMissing):
         order(Flow("order 7")).enqueue(conn)
