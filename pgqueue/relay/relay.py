@@ -63,14 +63,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from functools import partial
 
 import psycopg
 
 from pgqueue.config import config, normalize
-from pgqueue.database import embedded, migrations, primary
+from pgqueue.database import alarms, embedded, migrations, primary
 from pgqueue.database.backoff import Backoff, is_loss, without_values
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.outage import Outage
-from pgqueue.database.sessions import Link, options
+from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, options
 from pgqueue.errors import Error, SchemaBehind, SchemaMissing
 from pgqueue.jobs.values import Duration, seconds
 from pgqueue.options import names_options
@@ -197,7 +199,10 @@ def _link(dsn: str, outage: Outage) -> Link:
 
 
 def _require(link: Link, line: migrations.Line) -> None:
-    """Raise what `migrations.require` raises."""
+    """Raise what `migrations.require` raises. If the link is dead, OperationalError after a round trip's time."""
     how = options(link, "pgqueue relay start") | {"prepare_threshold": None}
-    with primary.connect(psycopg.Connection, link.address(), **how) as conn:
+    with (
+        primary.connect(psycopg.Connection, link.address(), **how) as conn,
+        alarms.after(ROUND_TRIP_SECONDS, partial(hang_up, conn)),
+    ):
         migrations.require(conn, link.schema, line, needs="relay" if line is migrations.QUEUE else None)

@@ -28,6 +28,7 @@ from pgqueue.database.sessions import Link
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, SchemaMissing
 from pgqueue.jobs.job import NewJob
+from pgqueue.relay import relay as relays_module
 from pgqueue.relay.fence import Fenced
 from pgqueue.relay.relay import Relay, _Trouble
 from pgqueue.relay.session import opened
@@ -758,3 +759,18 @@ async def test_nothing_is_delivered_from_a_server_that_becomes_read_only_under_a
             app.execute("SELECT pg_reload_conf()")
             await eventually(lambda: not sides.left(), 15.0)
     assert sides.delivered() == ["before", "meanwhile"]
+
+
+async def test_a_link_that_dies_while_the_tables_are_checked_holds_up_no_relay(
+    app_dsn: str, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: the relay waits for that answer for hours."""
+
+    def answers_late(conn: psycopg.Connection[Any], *_: object, **__: object) -> None:
+        conn.execute("SELECT pg_sleep(600)")
+
+    monkeypatch.setattr(relays_module, "ROUND_TRIP_SECONDS", 0.3)
+    monkeypatch.setattr(migrations, "require", answers_late)
+    async with asyncio.timeout(60):
+        with pytest.raises(psycopg.OperationalError):
+            await Relay(app_dsn, dsn).once()
