@@ -33,6 +33,8 @@ from pgqueue.jobs.headers import with_delay
 from pgqueue.jobs.job import NewJob
 from pgqueue.jobs.nodes import FEWER, Node
 
+TOLD_MOST = 100
+"""So many nodes without jobs are told at the enqueue; the sweep finds the others."""
 NODES_BYTES = 100_000_000
 """The most that the names of nodes, and what they wait for, may be as JSON. jsonb takes up to 2.5 times as much for
 numbers, and an array of it holds 256 MiB."""
@@ -130,7 +132,7 @@ def statement(
         params |= columns(sent) | key_columns(sent)
     except PayloadTooLarge as error:
         raise PayloadTooLarge(str(error).replace("enqueue_many", f"flow {name!r}")) from error
-    params |= {"numbers": integers(numbers), "notify": notify}
+    params |= {"numbers": integers(numbers), "never": integers(_never(nodes)), "notify": notify}
     params["on_duplicate"] = "return"  # a job of a flow replaces no job
     return Statement(text("flow_enqueue", schema), params, _first)
 
@@ -159,6 +161,12 @@ def _row(node: Node[Any]) -> bytes:
             name: {"node": of.number, "many": True} if of.many else {"node": of.number} for name, of in node.results
         }
     return msgspec.json.encode(said)
+
+
+def _never(nodes: Sequence[Node[Any]]) -> list[int]:
+    """The first of the nodes without jobs that a job watches: the last of those that it waits for."""
+    last = {max(numbers[-1] for numbers in node.conditions if numbers) for node in nodes if node.conditions.size}
+    return [node.number for node in nodes if not node.jobs and node.number in last][:TOLD_MOST]
 
 
 def _check_keys(nodes: Sequence[Node[Any]], jobs: Sequence[NewJob[Any]]) -> None:

@@ -158,6 +158,24 @@ def test_workers_hear_of_the_jobs_that_may_run_and_of_no_other(conn: Conn, dsn: 
     assert heard == ["pgqueue.:scheduled", "pgqueue.a", "pgqueue.b"]
 
 
+def test_the_releaser_hears_of_a_job_that_waits_for_what_cannot_fail(conn: Conn, dsn: str) -> None:
+    """Naive: no job ends, so only the sweep finds it."""
+    with psycopg.connect(dsn, autocommit=True) as listening:
+        listening.execute('LISTEN "pgqueue.:control"')
+        flow = Flow("order 7")
+        first, empty = flow.add(step.new()), flow.add_many(list[NewJob[Any]]())
+        flow.add(step.new(), after=[empty.failed, first])
+        later = flow.add(step.new())
+        flow.add(step.new(), after=[empty.failed, later])  # it watches `later`, which ends
+        handle = flow.enqueue(conn)
+        conn.commit()
+        heard = [note.payload for note in listening.notifies(timeout=5, stop_after=1)]
+        assert heard == [f"node:{handle.id << 20 | empty.number}"]
+        conn.execute("NOTIFY \"pgqueue.:control\", 'end'")
+        conn.commit()
+        assert [note.payload for note in listening.notifies(timeout=5, stop_after=1)] == ["end"]
+
+
 def test_observers_are_told_and_what_they_put_in_is_sent(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Sending] = []
 
