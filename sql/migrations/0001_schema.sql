@@ -786,6 +786,65 @@ END $$;
 COMMENT ON FUNCTION pgqueue.flow_may_release IS
     'Whether a job of this flow waits for another one, or would wait again after a retry.';
 
+-- The result of a node, as an argument of a job: that of its first job that completed. `many`: a list of the results of
+-- all its jobs, in the order of their ids, with null for a job that did not complete.
+--
+-- `bytes`: how long it is as text. That is added up row by row, along the indexes, and no further than `most`: beyond it
+-- both are NULL. What is stored says nothing of that length: 300 results of 1 MB may be stored in 3 MB. `ended`: whether
+-- a job of the node has ended at all. Every node had jobs, or it has no result that is waited for.
+CREATE FUNCTION pgqueue.node_result(node bigint, many boolean, most integer, OUT value jsonb, OUT bytes integer, OUT ended boolean)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
+SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    one record;
+    said text;
+    texts text[] := '{}';
+BEGIN
+    IF NOT many THEN
+        SELECT j.state, j.result INTO one FROM (
+            SELECT d.id, d.state, d.result FROM pgqueue.job_done d WHERE d.node IN (node_result.node, -node_result.node)
+            UNION ALL SELECT d.id, d.state, d.result FROM pgqueue.job_dead d WHERE d.node IN (node_result.node, -node_result.node)
+            UNION ALL SELECT k.id, k.state, k.result FROM pgqueue.flow_kept k WHERE k.node = node_result.node
+        ) AS j ORDER BY j.state <> 'completed', j.id LIMIT 1;
+        ended := FOUND;
+        value := CASE WHEN one.state = 'completed' THEN one.result END;
+        value := coalesce(value, 'null');
+        bytes := octet_length(pgqueue.text_of(value));
+        IF bytes <= most IS NOT TRUE THEN
+            bytes := NULL;
+            value := NULL;
+        END IF;
+        RETURN;
+    END IF;
+    ended := false;
+    bytes := 2;
+    FOR one IN
+        -- Each part is in order, so that they are merged as they are read.
+        (SELECT d.id, d.state, d.result FROM pgqueue.job_done d WHERE d.node = node_result.node ORDER BY d.id)
+        UNION ALL (SELECT d.id, d.state, d.result FROM pgqueue.job_done d WHERE d.node = -node_result.node ORDER BY d.id)
+        UNION ALL (SELECT d.id, d.state, d.result FROM pgqueue.job_dead d WHERE d.node = node_result.node ORDER BY d.id)
+        UNION ALL (SELECT d.id, d.state, d.result FROM pgqueue.job_dead d WHERE d.node = -node_result.node ORDER BY d.id)
+        UNION ALL (SELECT k.id, k.state, k.result FROM pgqueue.flow_kept k WHERE k.node = node_result.node ORDER BY k.id)
+        ORDER BY 1
+    LOOP
+        ended := true;
+        said := 'null';
+        IF one.state = 'completed' AND one.result IS NOT NULL THEN
+            said := pgqueue.text_of(one.result);
+        END IF;
+        bytes := bytes + octet_length(said) + 2;
+        IF bytes <= most IS NOT TRUE THEN
+            bytes := NULL;
+            RETURN;
+        END IF;
+        texts := texts || said;
+    END LOOP;
+    value := '[' || array_to_string(texts, ', ') || ']';
+END $$;
+COMMENT ON FUNCTION pgqueue.node_result IS
+    'The result of a node of a flow, for what waits for it; NULL if it is too long.';
+
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------
 

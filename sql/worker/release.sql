@@ -19,7 +19,8 @@ SELECT ARRAY(SELECT x.node FROM named AS x WHERE x.node IS NOT NULL AND NOT {{no
 -- 1. If one of those lives, the job waits for that one next: of the nodes below the one it waited for the highest, else the highest of all.
 -- 2. If a job failed or was cancelled of a node that must complete, it is cancelled, reason `dependency`.
 -- 3. If it waits for the failure of nodes, and no job of these failed or was cancelled, it is skipped.
--- 4. If its arguments would be larger than an enqueue takes, with the results, it fails, reason `arguments`.
+-- 4. If its arguments would be larger than a worker reads, with the results, it fails, reason `arguments`. So it does if
+--    no job is left of a node whose result it gets.
 -- 5. Else it is released.
 --
 -- Each distinct list of nodes is judged once. Waits for no lock of a job. Answers how many jobs went on, the nodes that have to be looked
@@ -78,42 +79,32 @@ WITH {{impatience}}, ended AS MATERIALIZED (
 ), resulted AS MATERIALIZED (
     SELECT s.node, p.name, (p.said ->> 'node')::bigint AS source, coalesce((p.said ->> 'many')::boolean, false) AS many
     FROM sorted s CROSS JOIN LATERAL jsonb_each(s.results) AS p (name, said) WHERE s.verdict = 'released'
-), sources AS MATERIALIZED (
-    -- What is stored in more than 16 MB is longer than 1 MB as text: it is not put together.
-    SELECT r.source, coalesce(sum(pg_column_size(ended.result)), 0) <= 16777216 AS fits
-    FROM (SELECT DISTINCT resulted.source FROM resulted) AS r
-    LEFT JOIN LATERAL (
-        SELECT d.result FROM pgqueue.job_done d WHERE d.node IN (r.source, -r.source)
-        UNION ALL SELECT k.result FROM pgqueue.flow_kept k WHERE k.node = r.source
-    ) AS ended ON true
-    GROUP BY r.source
 ), given AS MATERIALIZED (
-    SELECT s.source, s.fits, all_of.first, all_of.each
-    FROM sources s LEFT JOIN LATERAL (
-        SELECT (array_agg(ended.result ORDER BY ended.id) FILTER (WHERE ended.state = 'completed'))[1] AS first,
-            jsonb_agg(ended.result ORDER BY ended.id) AS each
-        FROM (
-            SELECT d.id, d.state, CASE WHEN d.state = 'completed' THEN d.result END AS result
-            FROM pgqueue.job_done d WHERE d.node IN (s.source, -s.source)
-            UNION ALL SELECT d.id, d.state, NULL FROM pgqueue.job_dead d WHERE d.node IN (s.source, -s.source)
-            UNION ALL SELECT k.id, k.state, CASE WHEN k.state = 'completed' THEN k.result END FROM pgqueue.flow_kept k WHERE k.node = s.source
-        ) AS ended
-        WHERE s.fits
-    ) AS all_of ON true
+    -- Each result is read once, however many jobs get it.
+    SELECT r.source, r.many, g.value, g.bytes, g.ended
+    FROM (SELECT DISTINCT resulted.source, resulted.many FROM resulted) AS r
+    CROSS JOIN LATERAL pgqueue.node_result(r.source, r.many, 2097152) AS g
+), sized AS MATERIALIZED (
+    SELECT r.node, bool_and(g.bytes IS NOT NULL) AND sum(g.bytes) <= 2097152 AS fits, bool_and(g.ended) AS ended
+    FROM resulted r JOIN given g ON g.source = r.source AND g.many = r.many
+    GROUP BY r.node
 ), merged AS MATERIALIZED (
-    SELECT r.node, bool_and(g.fits) AS fits,
-        jsonb_object_agg(r.name, coalesce(CASE WHEN r.many THEN coalesce(g.each, '[]') ELSE g.first END, 'null')) AS results
-    FROM resulted r JOIN given g ON g.source = r.source
+    SELECT r.node, jsonb_object_agg(r.name, g.value) AS results
+    FROM sized s JOIN resulted r ON r.node = s.node JOIN given g ON g.source = r.source AND g.many = r.many
+    WHERE s.fits AND s.ended
     GROUP BY r.node
 ), gone AS (
     DELETE FROM pgqueue.job_blocked WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING {{job}}, {{attempts}}, rank
 ), went AS MATERIALIZED (
-    SELECT gone.*, s.next, s.failed_node, s.failed_id, full_args.value AS full_args,
-        CASE WHEN s.verdict = 'released' AND (m.fits IS FALSE OR octet_length(pgqueue.text_of(full_args.value)) <= 1048576 IS NOT TRUE)
-             AND m.node IS NOT NULL THEN 'failed' ELSE s.verdict END AS verdict
+    SELECT gone.*, s.next, s.failed_node, s.failed_id, CASE WHEN full_args.fit THEN full_args.value END AS full_args,
+        CASE WHEN full_args.fit THEN s.verdict ELSE 'failed' END AS verdict, z.ended IS FALSE AS lost
     FROM gone JOIN sorted s ON s.node = -gone.node
+    LEFT JOIN sized z ON z.node = s.node
     LEFT JOIN merged m ON m.node = s.node
-    CROSS JOIN LATERAL (SELECT CASE WHEN m.fits THEN gone.args || m.results ELSE gone.args END AS value OFFSET 0) AS full_args
+    CROSS JOIN LATERAL (
+        SELECT whole.value, z.node IS NULL OR octet_length(pgqueue.text_of(whole.value)) <= 2097152 IS TRUE AS fit
+        FROM (SELECT CASE WHEN z.node IS NULL THEN gone.args ELSE gone.args || m.results END AS value OFFSET 0) AS whole OFFSET 0
+    ) AS full_args
 ), waits AS (
     INSERT INTO pgqueue.job_blocked (state, key, rank, {{attempts}}, {{job}})
     SELECT 'blocked', 'node:' || next, rank, {{attempts}}, {{job}} FROM went WHERE verdict = 'waits'
@@ -143,7 +134,8 @@ WITH {{impatience}}, ended AS MATERIALIZED (
     INSERT INTO pgqueue.attempt (job_id, enqueued_at, attempt, worker_id, claim, started_at, finished_at, bin, outcome, message, version_tag)
     SELECT went.id, went.enqueued_at, went.attempt, %(worker_id)s::bigint, 0, pgqueue.now(), pgqueue.now(),
         (SELECT bin FROM pgqueue.ring WHERE kind = 'attempt'), verdict,
-        CASE WHEN verdict = 'failed' THEN 'with the results that it waited for its arguments have more than 1048576 bytes'
+        CASE WHEN verdict = 'failed' AND lost THEN 'no job is left of a node whose result it waited for'
+             WHEN verdict = 'failed' THEN 'with the results that it waited for its arguments have more than 2097152 bytes'
              ELSE 'dependency: job ' || failed_id || ' of ' || coalesce('node ' || quote_literal(n.name), 'node ' || (failed_node & 1048575))
                   || ' failed or was cancelled' END,
         %(version_tag)s::text
