@@ -297,6 +297,7 @@ class Services:
         yield tidies("cursors", self.progress.sweep_cursors)
         yield tidies("unique_keys", self.pruner.keys)
         yield tidies("flows", self.pruner.flows)
+        yield tidies("kept_of_flows", self.pruner.kept_of_flows)
         yield tidies("steps", self.pruner.steps)
         yield from (tidies(what, partial(self.pruner.forget, what)) for what in pruner.FORGOTTEN)
         yield keeps("undeclared", self.undeclared_limits.look, pruner.ROUND_SECONDS, others=inf)

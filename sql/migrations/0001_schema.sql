@@ -644,7 +644,7 @@ COMMENT ON FUNCTION pgqueue.run_quantile IS
 -- from now on, or do neither. What flows still need of it is kept. Waits 50 ms at most for readers of history. True: advanced; false: not due; NULL: a
 -- reader is in the way.
 CREATE FUNCTION pgqueue.advance_ring(ring_kind text, forced boolean DEFAULT false) RETURNS boolean
-    LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
+    LANGUAGE plpgsql SET lock_timeout = '50ms' SET enable_nestloop = off SET jit = off AS $$
 DECLARE
     r pgqueue.ring;
     next_bin smallint;
@@ -657,14 +657,16 @@ BEGIN
     next_bin := (r.bin + 1) % r.leaves;
     IF r.kind IN ('done', 'dead') THEN
         -- No row of the leaf is taken back by a retry between the two statements. Readers are not held up by this lock.
+        -- The flows that may release a job yet (`flow_may_release`, but for what goes with this leaf) are one set, which
+        -- the leaf is joined with: a leaf may have millions of rows, and none of them is asked for by itself.
         EXECUTE format('LOCK TABLE pgqueue.%I IN SHARE ROW EXCLUSIVE MODE', 'job_' || r.kind || '_' || next_bin);
         EXECUTE format($keep$
             INSERT INTO pgqueue.flow_kept (node, id, state, result, reason)
-            SELECT abs(j.node), j.id, j.state, j.result, j.reason
-            FROM (SELECT DISTINCT abs(l.node) >> 20 AS id FROM pgqueue.%1$I l WHERE l.bin = %2$s AND l.node IS NOT NULL) AS f
-            JOIN pgqueue.%1$I j ON j.bin = %2$s AND j.node IS NOT NULL AND abs(j.node) >> 20 = f.id
-            WHERE pgqueue.flow_may_release(f.id)
-            ON CONFLICT DO NOTHING $keep$, 'job_' || r.kind, next_bin);
+            SELECT abs(j.node), j.id, j.state, j.result, j.reason FROM pgqueue.%1$I j
+            WHERE j.bin = %2$s AND j.node IS NOT NULL AND abs(j.node) >> 20 IN (
+                SELECT -b.node >> 20 FROM pgqueue.job_blocked b WHERE b.node < 0
+                UNION SELECT -d.node >> 20 FROM pgqueue.job_dead d WHERE d.node < 0 AND d.bin <> %3$s)
+            ON CONFLICT DO NOTHING $keep$, 'job_' || r.kind, next_bin, CASE r.kind WHEN 'dead' THEN next_bin ELSE -1 END);
     END IF;
     EXECUTE format('TRUNCATE pgqueue.%I', CASE WHEN r.kind = 'attempt' THEN 'attempt_'
                                                WHEN r.kind IN ('minute', 'hour') THEN 'history_' || r.kind || '_'

@@ -129,19 +129,22 @@ SELECT (SELECT max(id) FROM walked HAVING count(*) = %(n)s::integer), f.*
 FROM pgqueue.forget_rows('pgqueue.flow', ARRAY(SELECT ctid FROM gone)) AS f;
 
 -- name: pruner_flow_kept
--- Forget what was kept of flows in which no job waits, and none can wait again. Jumps from flow to flow.
-WITH RECURSIVE kept (flow) AS (
-    (SELECT k.node >> 20 FROM pgqueue.flow_kept k ORDER BY k.node LIMIT 1)
+-- Go on through the flows of which something is kept, after `after`, n of them at most. Forget what is kept of those in which no job waits,
+-- and none can wait again: `most` rows at most. Answers the last flow looked at (NULL: there are no more), and what `forget_rows` does.
+-- Jumps from flow to flow.
+WITH RECURSIVE kept (flow, place) AS (
+    (SELECT k.node >> 20, 1 FROM pgqueue.flow_kept k WHERE k.node > (%(after)s::bigint << 20) + 1048575 ORDER BY k.node LIMIT 1)
     UNION ALL
-    SELECT (SELECT k.node >> 20 FROM pgqueue.flow_kept k WHERE k.node > (kept.flow << 20) + 1048575 ORDER BY k.node LIMIT 1)
-    FROM kept WHERE kept.flow IS NOT NULL
+    SELECT (SELECT k.node >> 20 FROM pgqueue.flow_kept k WHERE k.node > (kept.flow << 20) + 1048575 ORDER BY k.node LIMIT 1), kept.place + 1
+    FROM kept WHERE kept.flow IS NOT NULL AND kept.place < %(n)s::integer
 ), over AS MATERIALIZED (
     SELECT flow FROM kept WHERE flow IS NOT NULL AND NOT pgqueue.flow_may_release(flow)
 )
-SELECT * FROM pgqueue.forget_rows('pgqueue.flow_kept', ARRAY(
+SELECT (SELECT flow FROM kept WHERE place = %(n)s::integer), f.*
+FROM pgqueue.forget_rows('pgqueue.flow_kept', ARRAY(
     SELECT k.ctid FROM over CROSS JOIN LATERAL (
         SELECT k.ctid FROM pgqueue.flow_kept k WHERE k.node BETWEEN (over.flow << 20) + 1 AND (over.flow << 20) + 1048575
-    ) AS k LIMIT %(n)s::integer));
+    ) AS k LIMIT %(most)s::integer)) AS f;
 
 -- name: pruner_audit
 -- Forget up to n of the oldest rows of the record: those older than so many `days`, and those beyond the newest `most`, by their numbers.

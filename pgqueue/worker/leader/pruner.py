@@ -54,12 +54,10 @@ FORGOTTEN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "operations_ended": ("bulk", "pruner_bulk", {"n": BULKS_AT_ONCE, "days": AUDIT_DAYS}),
     "versions": ("version_start", "pruner_versions", {"days": VERSION_DAYS, "most": VERSIONS_MOST}),
     "discarded_keys": ("discarded_key", "pruner_discarded_keys", {"n": DISCARDED_MOST}),
-    "kept_of_flows": ("flow_kept", "pruner_flow_kept", {"n": KEPT_MOST}),
 }
 """The duties that delete old rows, with the table and the statement: of waiting clients, of dead workers and what they
-have declared, of ticks, of rates at rest, of the record, of operations by filter, of versions, of discarded keys, of
-flows in which no job waits any more. A row that the application keeps, by a foreign key or a trigger, keeps no other
-row, and no other duty."""
+have declared, of ticks, of rates at rest, of the record, of operations by filter, of versions, of discarded keys. A row
+that the application keeps, by a foreign key or a trigger, keeps no other row, and no other duty."""
 
 
 STEPS_MOST = 5_000
@@ -72,7 +70,7 @@ class Pruner:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._keys_after = ""
-        self._flows_after = 0
+        self._flows_after = self._kept_after = 0
         self._steps_after = 0
         self._ahead: dict[str, float] = {}
         """The rings that seem to have turned in a time to come, and since when, by `monotonic`."""
@@ -114,6 +112,19 @@ class Pruner:
             self._flows_after = last or 0
             require_gone("flow", tuple(answer))
             if last is None or monotonic() >= until:
+                return
+
+    async def kept_of_flows(self) -> None:
+        """Walk on through what is kept of flows for a second, from where the last round stopped. Forget what is kept of
+        flows in which no job waits, and none can wait again."""
+        until, link = monotonic() + FLOWS_SECONDS, self._session.link
+        while True:
+            walk = link.statement("pruner_flow_kept", after=self._kept_after, n=FLOWS_MOST, most=KEPT_MOST)
+            [[(last, gone, *answer)]] = await self._session.run(walk)
+            if whole := gone < KEPT_MOST:  # else something may be left of these flows
+                self._kept_after = last or 0
+            require_gone("flow_kept", (gone, *answer))
+            if (whole and last is None) or monotonic() >= until:
                 return
 
     async def steps(self) -> None:

@@ -85,7 +85,7 @@ async def test_what_was_kept_goes_when_no_job_of_the_flow_waits(eyes: Eyes, desk
     (_, [second]), (node, _) = flows[0][1], flows[0][1]
     end(eyes, second)
     await desk.look(node)
-    await Pruner(desk.session).forget("kept_of_flows")
+    await Pruner(desk.session).kept_of_flows()
     assert eyes.all("SELECT node FROM pgqueue.flow_kept") == [(flows[1][0][0],)]
 
 
@@ -102,7 +102,7 @@ async def test_a_job_that_was_cancelled_for_another_gets_its_results_after_a_ret
     await desk.look(failed_node)
     assert eyes.states() == {"completed": 1, "failed": 1, "cancelled": 1}
     turn(eyes, "done", 8)
-    await Pruner(desk.session).forget("kept_of_flows")
+    await Pruner(desk.session).kept_of_flows()
     with psycopg.connect(dsn) as conn:
         assert all(answer.changed for answer in pgqueue.retry(conn, failed, waiting))
     end(eyes, failed)
@@ -121,11 +121,54 @@ async def test_a_retry_alone_is_judged_by_a_failure_that_history_has_forgotten(
     await desk.look(node)
     turn(eyes, "dead", 15)
     assert eyes.states() == {"cancelled": 1}
-    await Pruner(desk.session).forget("kept_of_flows")
+    await Pruner(desk.session).kept_of_flows()
     with psycopg.connect(dsn) as conn:
         pgqueue.retry(conn, waiting)
     await desk.look(node)
     assert eyes.state(waiting) == "cancelled"
     turn(eyes, "dead", 16)
-    await Pruner(desk.session).forget("kept_of_flows")
+    await Pruner(desk.session).kept_of_flows()
     assert eyes.one("SELECT count(*) FROM pgqueue.flow_kept") == 0
+
+
+@pytest.mark.promise("F378")
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_turn_asks_once_for_all_rows_of_a_leaf(waits: bool, eyes: Eyes) -> None:
+    """The naive turn calls a function for each of them: with 3 million it takes longer than a statement may; history
+    grows for ever."""
+    rest = [Made(after=[0])] if waits else []
+    made = [put(eyes.conn, Made(jobs=[{}] * 2_000), *rest) for _ in range(5)]
+    end(eyes, *[id for (_, ids), *_ in made for id in ids])
+    turn(eyes, "done", 7)
+    with eyes.conn.transaction():
+        eyes.do("SET LOCAL track_functions = 'all'")
+        turn(eyes, "done", 1)
+        calls = dict(eyes.all("SELECT funcname, calls FROM pg_stat_xact_user_functions"))
+    assert calls["advance_ring"] == 1
+    assert max(calls.values()) < 10, calls
+    assert eyes.one("SELECT count(*) FROM pgqueue.flow_kept") == (10_000 if waits else 0)
+
+
+@pytest.mark.promise("F378")
+async def test_what_was_kept_is_walked_some_flows_and_some_rows_at_a_time(
+    eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round goes on where the last one stopped, leaves the flows in which a job waits, and comes to all others."""
+    monkeypatch.setattr(pruner, "FLOWS_MOST", 3)
+    monkeypatch.setattr(pruner, "KEPT_MOST", 4)
+    monkeypatch.setattr(pruner, "FLOWS_SECONDS", 0.0)
+    made = [put(eyes.conn, Made(jobs=[{}] * 3), Made(), Made(after=[0, 1])) for _ in range(8)]
+    end(eyes, *[id for (_, ids), _, _ in made for id in ids])
+    turn(eyes, "done", 8)
+    for at in (0, 1, 2, 4, 5, 7):
+        node, ids = made[at][1]
+        end(eyes, *ids)
+        await desk.look(node)
+    left = []
+    work = Pruner(desk.session)
+    for _ in range(6):
+        await work.kept_of_flows()
+        left.append(eyes.one("SELECT count(*) FROM pgqueue.flow_kept"))
+    assert left == [20, 16, 12, 9, 6, 6]
+    kept = [made[at][0][0] for at in (3, 6)]
+    assert eyes.all("SELECT DISTINCT node FROM pgqueue.flow_kept ORDER BY 1") == [(node,) for node in kept]
