@@ -2496,8 +2496,9 @@ BEGIN
         WHEN cardinality(numbers) <> cardinality(jobs) OR octet_length(enqueue_flow.name) NOT BETWEEN 1 AND 800 OR enqueue_flow.name IS NULL
             THEN 'it has a name of 1 to 800 bytes, and a node for each job'
         WHEN EXISTS (SELECT FROM unnest(numbers) AS n WHERE n BETWEEN 1 AND 1048575 IS NOT TRUE)
-            OR EXISTS (SELECT FROM jsonb_to_recordset(nodes) AS node (number integer) WHERE node.number BETWEEN 1 AND 1048575 IS NOT TRUE)
-            THEN 'a node has a number from 1 to 1048575'
+            OR EXISTS (SELECT FROM jsonb_to_recordset(nodes) AS node (number integer, name text)
+                       WHERE node.number BETWEEN 1 AND 1048575 IS NOT TRUE OR octet_length(node.name) NOT BETWEEN 1 AND 800)
+            THEN 'a node has a number from 1 to 1048575, and a name of 1 to 800 bytes or none'
         WHEN EXISTS (
             SELECT FROM jsonb_to_recordset(nodes) AS node (number integer, after integer[], after_end integer[], after_failure integer[])
             WHERE cardinality(node.after || node.after_end || node.after_failure) > 10000
@@ -2507,8 +2508,9 @@ BEGIN
         WHEN EXISTS (
             SELECT FROM jsonb_to_recordset(nodes) AS node (number integer, results jsonb)
             CROSS JOIN jsonb_each(node.results) AS result
-            WHERE (result.value ->> 'node')::integer BETWEEN 1 AND node.number - 1 IS NOT TRUE)
-            THEN 'a result is that of a node before it'
+            WHERE (result.value ->> 'node')::integer BETWEEN 1 AND node.number - 1 IS NOT TRUE
+               OR jsonb_typeof(result.value -> 'many') <> 'boolean')
+            THEN 'a result is that of a node before it, of one job or of many'
         WHEN EXISTS (
             SELECT FROM unnest(jobs) AS job
             WHERE (job.priority BETWEEN 0 AND 9 AND octet_length(job.queue) BETWEEN 1 AND 40 AND isfinite(job.run_at) IS NOT FALSE

@@ -345,6 +345,10 @@ WRONG = {
     "waits for too many": call(node(20000, after=list(range(1, 10002)))),
     "result of itself": call(node(2, after=[1], results={"x": {"node": 2}})),
     "result of nothing": call(node(2, after=[1], results={"x": {}})),
+    "result of perhaps many": call(node(2, after=[1], results={"x": {"node": 1, "many": "perhaps"}})),
+    "result of neither one nor many": call(node(2, after=[1], results={"x": {"node": 1, "many": None}})),
+    "long name of a node": call(node(2, after=[1], name="x" * 801)),
+    "empty name of a node": call(node(2, after=[1], name="")),
     "no queue": call(queue="''"),
     "priority 10": call(priority="10"),
     "no time": call(run_at="'infinity'"),
@@ -358,6 +362,13 @@ WRONG = {
 def test_the_door_refuses_what_is_no_flow(conn: Conn, case: str) -> None:
     with pytest.raises(errors.InvalidParameterValue, match=r"this is no flow|a unique key has"):
         conn.execute(WRONG[case])
+
+
+@pytest.mark.promise("F387")
+def test_the_door_takes_what_a_flow_may_say_at_most(conn: Conn) -> None:
+    results = {"one": {"node": 1, "many": False}, "many": {"node": 1, "many": True}, "plain": {"node": 1}}
+    conn.execute(call(node(2, after=[1], name="x" * 800, results=results)))
+    assert counts(conn) == (2, 1, 1, 0)
 
 
 @pytest.mark.promise("F387")
