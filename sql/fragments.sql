@@ -973,18 +973,21 @@ waits_again AS (
     RETURNING id, queue
 ), retried AS (
     SELECT id, queue FROM now_available UNION ALL SELECT id, queue FROM waits_again
+), finished AS MATERIALIZED (
+    SELECT DISTINCT ON (j.id) j.*
+    FROM pgqueue.job_rows(ARRAY(
+        SELECT id FROM seen WHERE %(again)s::boolean AND state IN ('completed', 'skipped'))) AS j
+    WHERE (j.id, j.enqueued_at, j.state) IN (SELECT id, enqueued_at, state FROM seen)
+    ORDER BY j.id, j.finished_at DESC
+), unreleased AS MATERIALIZED (
+    -- What they had waited for did not come. They have no results for arguments.
+    SELECT id FROM finished WHERE node < 0
 ), again AS (
     INSERT INTO pgqueue.job_available (state, rank, headers, queue, priority, task, args, max_attempts, {{keys}})
     SELECT 'available', 2 * priority + 1,
         CASE WHEN jsonb_typeof(headers) = 'object' THEN headers ELSE '{}' END || jsonb_build_object('retry_of', id),
         queue, priority, task, args, max_attempts, {{keys}}
-    FROM (
-        SELECT DISTINCT ON (j.id) j.*
-        FROM pgqueue.job_rows(ARRAY(
-            SELECT id FROM seen WHERE %(again)s::boolean AND state IN ('completed', 'skipped'))) AS j
-        WHERE (j.id, j.enqueued_at, j.state) IN (SELECT id, enqueued_at, state FROM seen)
-        ORDER BY j.id, j.finished_at DESC
-    ) AS done
+    FROM finished WHERE (node < 0) IS NOT TRUE ORDER BY id
     RETURNING id, queue, (headers ->> 'retry_of')::bigint AS retry_of
 ), told AS (
     SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done

@@ -170,8 +170,9 @@ def retry(
     A completed job is run only with `again`; a filter must name its state, too. A new job is made, without the unique
     keys. Its headers name the old job as `retry_of`.
 
-    There is one answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`), or
-    `held` (see `.holder`). Recorded, and raises, as `cancel`.
+    There is one answer for each job, in order: `retried`, `again` (see `.new`), `completed`, `alive` (see `.state`),
+    `held` (see `.holder`), or `unreleased`: a job of a flow that was skipped before its turn came. Recorded, and
+    raises, as `cancel`.
 
         pgqueue.retry(conn, state="failed", task="mail.send")
     """
@@ -320,6 +321,8 @@ def retrying(ids: Iterable[int], again: bool, by: By, *, one_transaction: bool =
             return Answer(id, "missing", None)
         if state in LIVE:
             return Answer(id, "alive", state)
+        if state == "unreleased":
+            return Answer(id, "unreleased", "skipped")
         return None if state in DEAD or again else Answer(id, "completed", state)
 
     wanted = checked(ids)

@@ -68,6 +68,11 @@ WORDS: Mapping[str, Words] = {
         "Nothing was done: another job has its unique key.",
         "left out: another job has its unique key",
     ),
+    "unreleased": Words(
+        "was skipped before its turn came: it is not run again",
+        "Nothing was done: the job was skipped before its turn came.",
+        "left out: it was skipped before its turn came",
+    ),
     "needed": Words(
         "was not discarded: a job of its flow waits, or would wait after a retry",
         "Nothing was done: a job of its flow waits, or would wait after a retry.",

@@ -71,7 +71,7 @@ class Flow:
 
         `after` has nodes of this flow, which must complete; also `node.ended` and `node.failed`. If several are
         `.failed`, a failure of one is enough. The job also waits for the nodes whose results are among its arguments.
-        `name` is for `job.results(name)` and for people; a flow has it once.
+        `name` is for people; a flow has it once.
 
         Raises InvalidOption if `after` has something else, or the flow was enqueued; InvalidArguments if `new` is no
         job.

@@ -37,7 +37,8 @@ ORDER BY named.id;
 -- Dead jobs are available again, at the end of their lanes, and what was asked of their last run is forgotten; completed ones,
 -- if asked, once more as new jobs that name the old. A row for each id: its state when all of them were locked (NULL: in
 -- none), the id of the job that is available now, and of the one that holds its unique key, so that it is not. A dead one without
--- either is on the move, and to be asked for anew. Locks what it retries in the order of ids; then takes the keys, in their order, before
+-- either is on the move, and to be asked for anew. The state of one that was skipped before it was released is answered as `unreleased`.
+-- Locks what it retries in the order of ids; then takes the keys, in their order, before
 -- anything is moved.
 -- The attempts count on; one more is allowed at least.
 WITH asked AS MATERIALIZED (
@@ -56,7 +57,8 @@ WITH asked AS MATERIALIZED (
           FROM (SELECT id, false AS new FROM retried UNION ALL SELECT retry_of, true FROM again) AS job) AS changed
     WHERE changed.ids IS NOT NULL
 )
-SELECT asked.id, seen.state, coalesce(retried.id, again.id), keyed.holder, (SELECT count(done) FROM told)
+SELECT asked.id, CASE WHEN asked.id IN (SELECT id FROM unreleased) THEN 'unreleased' ELSE seen.state END, coalesce(retried.id, again.id),
+       keyed.holder, (SELECT count(done) FROM told)
 FROM asked
 LEFT JOIN keyed ON keyed.id = asked.id
 LEFT JOIN seen ON seen.id = asked.id

@@ -138,7 +138,7 @@ WITH {{bulk_picked}}, {{bulk_asked}}, seen AS MATERIALIZED (
         mine.bulk, ARRAY(SELECT id FROM picked ORDER BY id), ARRAY(SELECT enqueued_at FROM picked ORDER BY id)) AS taken
 ), {{retry_put}}, judged AS MATERIALIZED (
     SELECT f.id, CASE WHEN f.id IN (SELECT id FROM retried) THEN 'retried' WHEN f.id IN (SELECT retry_of FROM again) THEN 'again'
-                      WHEN f.id IN (SELECT id FROM keyed) THEN 'held'
+                      WHEN f.id IN (SELECT id FROM keyed) THEN 'held' WHEN f.id IN (SELECT id FROM unreleased) THEN 'unreleased'
                       WHEN f.id IN (SELECT id FROM seen WHERE state IN ('available', 'scheduled', 'blocked', 'running')) THEN 'alive'
                       ELSE {{bulk_left}} END AS did
     FROM fitting AS f

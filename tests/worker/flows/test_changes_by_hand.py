@@ -115,3 +115,21 @@ async def test_an_operation_that_retries_a_flow_cancels_no_job_of_it_again(app: 
     assert [eyes.state(id) for id in jobs] == ["blocked", "blocked", "available"]
     done = pgqueue.get_bulk(app, begun.id)
     assert (done.state, done.counts) == ("done", {"retried": 3})
+
+
+@pytest.mark.promise("F375")
+async def test_a_job_that_was_skipped_before_its_turn_is_not_run_again(app: Conn, eyes: Eyes, desk: Desk) -> None:
+    """It has no results for its arguments. By hand, and by an operation; a completed job of the flow is run again."""
+    [(node, [first]), (_, [second])] = put(eyes.conn, Made(), Made(after_failure=[0], results={"got": (0, False)}))
+    end(eyes, first)
+    await desk.look(node)
+    assert eyes.state(second) == "skipped"
+    before, after = pgqueue.retry(app, first, second, again=True)
+    assert (before.did, after.did, after.state, after.changed) == ("again", "unreleased", "skipped", False)
+    begun = pgqueue.bulk(app, "retry", state="skipped", again=True)
+    while (made := runner.take(app, "test", begun.id)) is not None:
+        while made.open and not made.pause:
+            runner.step(app, made)
+    done = pgqueue.get_bulk(app, begun.id)
+    assert (done.state, done.counts, done.ids) == ("done", {"unreleased": 1}, {"unreleased": (second,)})
+    assert eyes.states() == {"completed": 1, "skipped": 1, "available": 1}
