@@ -58,23 +58,19 @@ class BulkPreview:
 class Bulk:
     """An operation on all jobs that fit a filter, and how far it is. Times are UTC, by the database's clock.
 
-        - `state`: `running`, `done`, or `stopped` (`stopped_by`).
-        - `target` is the filter, `options` what else the action was told.
-        - `counts` is what became of the jobs so far, a number for each reason. `changed` is how many of them were changed.
-        - `ids` are the first 1,000 jobs of each reason. Only `get_bulk` reads them.
-        - `after`: the jobs up to this id have been dealt with, of those up to `up_to`. `round` is above 0 when jobs that
-          were locked are tried again.
-        - `pace` is how many jobs a second at most; None: as many as there are.
-        - `note` says why it was begun, for the record.
-        - `holder` is the process that works on it just now.
+    - `state`: `running`, `done`, or `stopped` (`stopped_by`).
+    - `target` is the filter, `options` what else the action was told.
+    - `counts` is what became of the jobs so far, a number for each reason. `changed` is how many of them were changed.
+    - `ids` are the first 1,000 jobs of each reason. Only `get_bulk` reads them.
+    - `after`: the jobs up to this id have been dealt with, of those up to `up_to`. `round` is above 0 when jobs that
+      were locked are tried again.
+    - `pace` is how many jobs a second at most; None: as many as there are.
+    - `note` says why it was begun, for the record.
+    - `holder` is the process that works on it just now.
 
-        The reasons are words of `admin/answers.py`, which says what each means. Jobs that were changed are `cancelled`,
-        `requested`, `retried`, `again`, `discarded` or `rescheduled`. Jobs that were left out are `locked`, `moved`,
-    <<<<<<< HEAD
-        `held`, `alive`, `needed` or `refused`.
-    =======
-        `held`, `alive`, `needed`, `unreleased` or `refused`.
-    >>>>>>> 560bdce6 (A job that was skipped before its turn is not run again; no promise of job.results)
+    The reasons are words of `admin/answers.py`, which says what each means. Jobs that were changed are `cancelled`,
+    `requested`, `retried`, `again`, `discarded` or `rescheduled`. Jobs that were left out are `locked`, `moved`,
+    `held`, `alive`, `needed`, `unreleased` or `refused`.
     """
 
     id: int
