@@ -289,21 +289,26 @@ def test_more_than_the_nodes_may_have_is_refused_before_anything_is_sent(
     flow.enqueue(conn)
 
 
-@pytest.mark.second
-def test_the_server_takes_what_the_nodes_may_have(conn: Conn) -> None:
-    """Lists of short numbers take the most room in jsonb, for their size as text."""
+@pytest.mark.parametrize("takes", [False, True])
+@pytest.mark.parametrize("waits_for", [1, 9, 99, 999])
+def test_nodes_take_no_more_room_than_is_counted(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch, waits_for: int, takes: bool
+) -> None:
+    """Naive: the length of the text. Short numbers take several times as much in jsonb."""
     flow = Flow("large")
-    parts = [flow.add(step.new()) for _ in range(9_999)]
-    while len(flow.nodes) < 9_999 + flow_enqueue.NODES_BYTES // 49_100:
-        flow.add(step.new(), after=parts)
-    nodes = flow.nodes
-    statement = flow_enqueue.statement(
-        "large", nodes, [job for node in nodes for job in node.jobs], schema="pgqueue", notify=True
-    )
-    text = str(statement.params["nodes"])
-    assert 0.99 * flow_enqueue.NODES_BYTES < len(text) <= flow_enqueue.NODES_BYTES
-    counted = conn.execute("SELECT jsonb_array_length(%s::text::jsonb)", [text]).fetchone()
-    assert counted == (len(nodes) - 9_999,)
+    parts = [flow.add(step.new()) for _ in range(waits_for)]
+    for _ in range(20):
+        new = step.new(**{f"p{part.number}": part.result for part in parts}) if takes else step.new()
+        flow.add(new, after=parts, name=f"node {len(flow.nodes)}")
+    jobs = [job for node in flow.nodes for job in node.jobs]
+
+    def statement() -> Any:
+        return flow_enqueue.statement("large", flow.nodes, jobs, schema="pgqueue", notify=True)
+
+    [size] = conn.execute("SELECT pg_column_size(%s::text::jsonb)", [statement().params["nodes"]]).fetchone() or (0,)
+    monkeypatch.setattr(flow_enqueue, "NODES_BYTES", size)
+    with pytest.raises(PayloadTooLarge):
+        statement()
 
 
 def test_without_a_schema_it_says_so(empty_dsn: str) -> None:
