@@ -256,7 +256,7 @@ INSERT INTO pgqueue.job_running (state, task, queue, worker_id, claim, started_a
         ('slow', '15 min'), ('slow', '50 min'), ('new', '2 h'), ('usual', '30 min'), ('usual', '1 min'))
         AS of (task, age);
 INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, run)
-    SELECT date_trunc('minute', now()) - interval '5 min', bin, 'q', task, 100, 100, array_fill(0, ARRAY[place]) || 100
+    SELECT date_trunc('minute', now()), bin, 'q', task, 100, 100, array_fill(0, ARRAY[place]) || 100
     FROM pgqueue.ring, (VALUES ('quick', 12), ('slow', 37), ('usual', 40), ('other', 3)) AS of (task, place)
     WHERE kind = 'minute';
 """
