@@ -85,7 +85,8 @@ def test_every_command_is_asked() -> None:
 @pytest.mark.parametrize("name", ASKED)
 def test_each_command_prints_one_document_of_one_shape(conn: Conn, dsn: str, name: str) -> None:
     conn.execute(
-        "INSERT INTO pgqueue.job (id, task, args, node) VALUES (4711, 't', '{\"x\": \"\\u009b\"}', 4711::bigint << 20 | 1)"
+        "INSERT INTO pgqueue.job (id, task, args, node) "
+        "VALUES (4711, 't', '{\"x\": \"\\u009b\"}', 4711::bigint << 20 | 1)"
     )
     conn.execute("INSERT INTO pgqueue.flow (id, name) VALUES (4711, 'one')")
     conn.commit()
