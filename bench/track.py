@@ -28,6 +28,8 @@ from bench.tasks import QUEUE
 WARM_JOBS = 4_000
 PATIENCE = 900.0  # seconds until a drain is given up
 # A session publishes what it has done at most once a second.
+PUBLISH_SECONDS = 1.1
+"""A session publishes what it has touched at most once a second, at the end of a statement."""
 SETTLE_SECONDS = 2.5
 
 # A plain INSERT is a valid job; here it is the quickest way to make very many.
@@ -51,6 +53,12 @@ SELECT pg_current_xact_id()::text, pg_notify('pgqueue.:control', 'sweep'), count
 RESUME = """
 WITH resumed AS (DELETE FROM pgqueue.queue WHERE name = %(queue)s RETURNING name)
 SELECT pg_current_xact_id()::text, pg_notify('pgqueue.' || name, '') FROM resumed
+"""
+WAKE = "SELECT clock_timestamp()::text FROM pg_notify('pgqueue.' || %(queue)s, '')"
+NOT_ASKED_SINCE = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'pgqueue fetch'
+  AND (state <> 'idle' OR query_start < %(woken)s::timestamptz)
 """
 ENDED = """
 SELECT count(*), extract(epoch FROM max(at) - pg_xact_commit_timestamp((%(resumed)s)::xid))::float8
@@ -124,8 +132,7 @@ class Track:
         self._conn.execute(PAUSE, [QUEUE])
         total = waiting or jobs
         first = self._fill(self._setup.task, QUEUE, total) - total + 1
-        sleep(SETTLE_SECONDS)
-        touched = buffers(self._conn, "pgqueue fetch")
+        touched = self._touched()
         client, server = self._cpu()
         resumed = self._resume()
         self._wait_for(first + jobs - 1)
@@ -173,9 +180,19 @@ class Track:
         if before is None:
             return {}
         self._conn.execute(PAUSE, [QUEUE])
-        sleep(SETTLE_SECONDS)
-        after = buffers(self._conn, "pgqueue fetch") or 0
-        return {"buffers": (after - before) / self._completed(first)}
+        return {"buffers": ((self._touched() or 0) - before) / self._completed(first)}
+
+    def _touched(self) -> int | None:
+        """Buffers the fetching sessions have touched so far. The queue is paused. An idle worker may ask nothing for
+        long, so it is woken: with that statement its session publishes what it has touched."""
+        sleep(PUBLISH_SECONDS)
+        [woken] = self._row(WAKE, {"queue": QUEUE})
+        for _ in range(100):
+            sleep(0.02)
+            [awake] = self._row(NOT_ASKED_SINCE, {"woken": woken})
+            if not awake:
+                break
+        return buffers(self._conn, "pgqueue fetch")
 
     def _cpu(self) -> tuple[float, float]:
         return sum(worker.cpu() for worker in self._workers), self._lab.cpu(without=self._conn.info.backend_pid)

@@ -333,19 +333,32 @@ def _private_directory(path: Path, account: tuple[int, int] | None) -> None:
 
 def _account() -> tuple[int, int]:
     """The user and group that run the server instead of root; made at the first use."""
-    try:
-        entry = pwd.getpwnam(ACCOUNT)
-    except KeyError:
-        _make_account()
-        entry = pwd.getpwnam(ACCOUNT)
+    with _accounts_door():
+        try:
+            entry = pwd.getpwnam(ACCOUNT)
+        except KeyError:
+            _make_account()
+            entry = pwd.getpwnam(ACCOUNT)
     return entry.pw_uid, entry.pw_gid
+
+
+@contextmanager
+def _accounts_door() -> Iterator[None]:
+    """Held while a process looks for the user or makes it. Of two calls of `useradd` at once the later one replaces the
+    user of the first, and its number."""
+    directory = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
 
 
 def _make_account() -> None:
     command = ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT]
     made = subprocess.run(command, check=False, capture_output=True, text=True)
     try:
-        pwd.getpwnam(ACCOUNT)  # another process may have been faster
+        pwd.getpwnam(ACCOUNT)  # somebody else may have made it
     except KeyError:
         raise Error(
             f"PostgreSQL does not run as root, and no user {ACCOUNT!r} could be made for it ({made.stderr.strip()}): "

@@ -173,7 +173,8 @@ CREATE TABLE pgqueue.job (
     hold_pos        bigint,
     -- The node of its flow (see `pgqueue.node`); NULL for a job of no flow. Negative until the job is released: until then
     -- it waits for other nodes, and is blocked. A job that never had to wait has a positive one. History keeps the sign.
-    node            bigint
+    -- The lowest bigint has no positive twin.
+    node            bigint CONSTRAINT job_node_has_a_twin CHECK (node <> '-9223372036854775808')
 ) PARTITION BY LIST (state);
 COMMENT ON TABLE pgqueue.job IS 'Every job, in the partition of its state. Read it freely; never UPDATE it.';
 ALTER SEQUENCE pgqueue.job_id_seq  OWNED BY pgqueue.job.id;

@@ -9,8 +9,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncpg
 import psutil
@@ -265,6 +268,25 @@ def test_embedded_as_dsn_is_the_server_of_the_working_directory(home: Path, monk
     assert embedded.resolve("embedded:") == dsn == server.dsn
     assert server.cluster.directory == Path.cwd() / ".pgqueue"
     server.stop()
+
+
+def test_its_user_is_made_once_by_many_that_start_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive is to look and then make: the second `useradd` replaces the user that the first has made."""
+    made: list[int] = []
+
+    def look(name: str) -> SimpleNamespace:
+        if not made:
+            raise KeyError(name)
+        return SimpleNamespace(pw_uid=len(made), pw_gid=7)
+
+    def make() -> None:
+        time.sleep(0.1)  # so long that all the others have looked, if nothing keeps them
+        made.append(1)
+
+    monkeypatch.setattr("pwd.getpwnam", look)
+    monkeypatch.setattr(embedded, "_make_account", make)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: embedded._account(), range(4))) == [(1, 7)] * 4
 
 
 def test_other_users_may_pass_but_not_list_what_is_above(home: Path) -> None:

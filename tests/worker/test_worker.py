@@ -939,7 +939,7 @@ async def test_without_listen_jobs_are_found_by_polling_and_all_duties_done(dsn:
         await until(lambda: eyes.one("SELECT bin FROM pgqueue.ring WHERE kind = 'done'") == 1)
         assert worker.services.election.leads()
         names = {name.removeprefix("pgqueue ") for _, name in eyes.backends()}
-        assert names == {"beat", "complete", "fetch", "housekeeping"}
+        assert names == {"beat", "complete", "fetch", "housekeeping", "release"}
     assert stage.ran == ["polled", "promoted", "rescued"]
 
 

@@ -217,7 +217,7 @@ async def test_the_loop_and_threads_run_at_the_same_time_and_slots_bound_both() 
     await bench.until(lambda: len(bench.outcomes) == 20)
     assert most == 4
     await bench.executor.idle()
-    assert bench.pool.running == 0
+    await bench.until(lambda: bench.pool.running == 0)  # the loop gives back the slot of a thread, a turn later
 
 
 # What handlers do to us ----------------------------------------------------------------------------------------------
