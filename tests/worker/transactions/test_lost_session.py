@@ -278,23 +278,25 @@ SESSIONS = """
 """
 
 
-def left(worker: Worker, eyes: Eyes, on_loop: bool) -> dict[str, Any]:
-    """What is held after all jobs have ended: slots, runs, permits, transactions, sessions and what they have open."""
+def left(worker: Worker, eyes: Eyes, on_loop: bool, size: int) -> dict[str, Any]:
+    """What is held still after all jobs have ended: slots, runs, permits, transactions, sessions and what they hold."""
     services = worker.services
     pool = services.context._transactional._around.pool
     permits = (pool.on_loop if on_loop else pool.threads).permits
     [(sessions, transactions, locks)] = eyes.all(SESSIONS)
-    return {
-        "slots": [group.running for group in services.running.groups],
+    held = {
+        "jobs": len(worker.state.held),
+        "slots": sum(group.running for group in services.running.groups),
         "runs": len(services.running.runs),
         "pauses": len(services.executor._retries._pausing),
         "notes": len(services.executor._retries._noting),
-        "permits": None if permits is None else (permits.taken, len(permits._waiting)),
+        "permits": permits is not None and permits.taken + len(permits._waiting),
         "open": len(services.context._transactional._open),
-        "sessions": sessions,
-        "transactions": transactions,
+        "sessions": max(0, sessions - size),
+        "transactions": transactions,  # one that was begun early is undone a little later
         "advisory locks": locks,
     }
+    return {what: number for what, number in held.items() if number}
 
 
 @pytest.mark.second
@@ -342,23 +344,22 @@ async def test_after_fifty_losses_of_ten_jobs_at_once_nothing_is_held(
     writing = declared(awrites if on_loop else writes)
     async with work(dsn, writing, concurrency=10, pool_size=size) as worker:
 
-        async def ended(jobs: int) -> dict[str, Any]:
+        async def all_end(jobs: int) -> None:
+            """A run gives back its slot after its job's end is written: in a thread that may be much later."""
             await until(accounts.done(jobs))
-            await until(lambda: not worker.state.held)
-            await until(lambda: not left(worker, accounts, on_loop)["transactions"])  # begun early
-            return left(worker, accounts, on_loop)
+            with contextlib.suppress(AssertionError):  # the next line says what is held
+                await until(lambda: not left(worker, accounts, on_loop, size))
+            assert left(worker, accounts, on_loop, size) == {}
 
         for _ in range(10):
             enqueued(dsn, writing)
-        before = await ended(10)
+        await all_end(10)
         threads, tasks, losses = threading.active_count(), len(asyncio.all_tasks()), 5
         threads += 10 if on_loop else 0  # those of the loop's own executor, in which this test ends sessions
         for _ in range(10):
             enqueued(dsn, with_policy(writing, ONCE))
-        after = await ended(20)
+        await all_end(20)
         await until(lambda: len(asyncio.all_tasks()) <= tasks and threading.active_count() <= threads)
-    assert after.pop("sessions") <= size >= before.pop("sessions")
-    assert after == before
     assert accounts.all("SELECT count(*)::int, count(DISTINCT job)::int FROM effect") == [(20, 20)]
     assert outcomes(accounts) == ["aborted"] * 50
     assert accounts.all("SELECT DISTINCT state, attempt FROM pgqueue.job") == [("completed", 1)]
