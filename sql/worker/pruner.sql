@@ -112,7 +112,8 @@ SELECT (SELECT max(key) FROM walked), (SELECT count(*) FROM walked), (SELECT cou
 
 -- name: pruner_flows
 -- Go on through the flows after `after`, n of them at most, those that are older than history keeps what completed. Forget those that have no
--- job any more, with their nodes. Answers the last flow looked at (NULL: no more are that old), and what `forget_rows` does.
+-- job any more, with their nodes. Of nodes `most` at most: with that many the flows stay, and the next call comes to the same ones. Answers the
+-- last flow looked at (NULL: no more are that old), how many nodes are gone, and what `forget_rows` does.
 WITH walked AS MATERIALIZED (
     SELECT f.id, f.ctid FROM (SELECT f.id, f.enqueued_at, f.ctid FROM pgqueue.flow f WHERE f.id > %(after)s::bigint ORDER BY f.id LIMIT %(n)s::integer) AS f
     WHERE f.enqueued_at < (SELECT pgqueue.now()) - (SELECT min(r.retention) FROM pgqueue.ring r WHERE r.kind IN ('done', 'dead'))
@@ -122,11 +123,15 @@ WITH walked AS MATERIALIZED (
     WHERE coalesce(
         (SELECT true FROM pgqueue.job j WHERE j.node BETWEEN (w.id << 20) + 1 AND (w.id << 20) + 1048575 LIMIT 1),
         (SELECT true FROM pgqueue.job j WHERE j.node BETWEEN -((w.id << 20) + 1048575) AND -((w.id << 20) + 1) LIMIT 1)) IS NULL
-), nodes AS (
-    DELETE FROM pgqueue.node n USING gone WHERE n.id BETWEEN (gone.id << 20) + 1 AND (gone.id << 20) + 1048575
+), nodes AS MATERIALIZED (
+    SELECT n.ctid FROM gone CROSS JOIN LATERAL (
+        SELECT n.ctid FROM pgqueue.node n WHERE n.id BETWEEN (gone.id << 20) + 1 AND (gone.id << 20) + 1048575
+    ) AS n LIMIT %(most)s::integer
+), forgotten AS (
+    DELETE FROM pgqueue.node WHERE ctid = ANY (ARRAY(SELECT ctid FROM nodes)) RETURNING id
 )
-SELECT (SELECT max(id) FROM walked HAVING count(*) = %(n)s::integer), f.*
-FROM pgqueue.forget_rows('pgqueue.flow', ARRAY(SELECT ctid FROM gone)) AS f;
+SELECT (SELECT max(id) FROM walked HAVING count(*) = %(n)s::integer), (SELECT count(*) FROM forgotten), f.*
+FROM pgqueue.forget_rows('pgqueue.flow', ARRAY(SELECT ctid FROM gone WHERE (SELECT count(*) FROM nodes) < %(most)s::integer)) AS f;
 
 -- name: pruner_flow_kept
 -- Go on through the flows of which something is kept, after `after`, n of them at most. Forget what is kept of those in which no job waits,

@@ -37,7 +37,9 @@ LIMITERS_MOST, REST_SECONDS = 50_000, 3_600.0
 AUDIT_AT_ONCE, AUDIT_DAYS, AUDIT_MOST = 10_000, 90, 1_000_000
 BULKS_AT_ONCE = 100
 DISCARDED_MOST = 50_000
-FLOWS_MOST, FLOWS_SECONDS, KEPT_MOST = 1_000, 1.0, 50_000
+FLOWS_MOST, FLOWS_SECONDS, NODES_MOST, KEPT_MOST = 1_000, 1.0, 50_000, 50_000
+MORE_SECONDS = 1.0
+"""So soon a walk that forgets flows goes on. With a round each minute, 70 new flows a second are too many."""
 WORKERS_AT_ONCE, TICKS_AT_ONCE = 10_000, 20_000
 VERSION_DAYS, VERSIONS_MOST = 30, 1_000
 AHEAD_SECONDS = 3_600.0
@@ -103,16 +105,22 @@ class Pruner:
         if removed:
             log.info("unique keys: %d left over were removed", removed)
 
-    async def flows(self) -> None:
-        """Walk on through the flows for a second, from where the last round stopped. Forget those without a job."""
-        until = monotonic() + FLOWS_SECONDS
+    async def flows(self) -> float | None:
+        """Walk on through the flows for a second, from where the last round stopped. Forget those without a job. Few
+        seconds until the next round if there may be more of them."""
+        until, forgotten = monotonic() + FLOWS_SECONDS, 0
         while True:
-            walk = self._session.link.statement("pruner_flows", after=self._flows_after, n=FLOWS_MOST)
-            [[(last, *answer)]] = await self._session.run(walk)
-            self._flows_after = last or 0
-            require_gone("flow", tuple(answer))
-            if last is None or monotonic() >= until:
-                return
+            bounds = {"n": FLOWS_MOST, "most": NODES_MOST}
+            walk = self._session.link.statement("pruner_flows", after=self._flows_after, **bounds)
+            [[(last, nodes, gone, *answer)]] = await self._session.run(walk)
+            forgotten += nodes + gone
+            if whole := nodes < NODES_MOST:  # else something may be left of these flows
+                self._flows_after = last or 0
+            require_gone("flow", (gone, *answer))
+            if whole and last is None:
+                return None
+            if monotonic() >= until:
+                return MORE_SECONDS if forgotten else None
 
     async def kept_of_flows(self) -> None:
         """Walk on through what is kept of flows for a second, from where the last round stopped. Forget what is kept of

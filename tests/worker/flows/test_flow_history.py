@@ -172,3 +172,25 @@ async def test_what_was_kept_is_walked_some_flows_and_some_rows_at_a_time(
     assert left == [20, 16, 12, 9, 6, 6]
     kept = [made[at][0][0] for at in (3, 6)]
     assert eyes.all("SELECT DISTINCT node FROM pgqueue.flow_kept ORDER BY 1") == [(node,) for node in kept]
+
+
+@pytest.mark.promise("F234")
+async def test_flows_are_forgotten_some_nodes_at_a_time_and_as_fast_as_they_end(
+    eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flow may have a million nodes: the naive statement deletes those of a thousand flows at once. While there is
+    more to forget the next round is soon: the naive one is a minute later, and more flows end than are forgotten."""
+    monkeypatch.setattr(pruner, "FLOWS_MOST", 3)
+    monkeypatch.setattr(pruner, "NODES_MOST", 5)
+    monkeypatch.setattr(pruner, "FLOWS_SECONDS", 0.0)
+    for _ in range(5):
+        put(eyes.conn, Made(), Made(), Made(), Made())
+    eyes.do("DELETE FROM pgqueue.job_available WHERE node >> 20 <> 3")
+    eyes.do("UPDATE pgqueue.flow SET enqueued_at = now() - interval '30 days'")
+    work, left, more = Pruner(desk.session), [], []
+    for _ in range(6):
+        more.append(await work.flows())
+        left.append(eyes.all("SELECT (SELECT count(*) FROM pgqueue.node), (SELECT count(*) FROM pgqueue.flow)")[0])
+    assert left == [(15, 5), (12, 3), (7, 3), (4, 1), (4, 1), (4, 1)]
+    assert more == [pruner.MORE_SECONDS, pruner.MORE_SECONDS, pruner.MORE_SECONDS, None, None, None]
+    assert eyes.all("SELECT DISTINCT id >> 20 FROM pgqueue.node") == [(3,)]
