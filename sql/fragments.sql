@@ -1160,6 +1160,10 @@ tally AS MATERIALIZED (
     RETURNING b.fence, ahead.ends, extract(epoch FROM ahead.next_at - ahead.now)::float8 AS pause, reach.n
 )
 
+-- name: number
+-- The number of this database among several: its jobs' ids begin at number << 43 plus one.
+(SELECT (q.seqstart - 1 >> 43)::integer FROM pg_sequence q WHERE q.seqrelid = 'pgqueue.job_id_seq'::regclass)
+
 -- name: read_only
 -- Whether this database is read only by order, for all its clients. Not if only this role, or this session, is.
 (current_setting('default_transaction_read_only') = 'on' AND (

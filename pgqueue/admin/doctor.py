@@ -121,6 +121,7 @@ class Diagnosis:
     """Why jobs wait, and what should be done; the most severe findings first. And how the leader's duties go.
 
     `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. None: no job was counted.
+    `number`: the jobs' ids of this database begin at `number << 43`; None if the schema does not fit.
     """
 
     reasons: tuple[Waiting, ...]
@@ -128,6 +129,7 @@ class Diagnosis:
     at: datetime | None = None
     counted_at: datetime | None = None
     duties: tuple[DutyInfo, ...] = ()
+    number: int | None = None
 
 
 @asks
@@ -192,7 +194,9 @@ def diagnosis(found: Measured | None = None) -> Steps[Diagnosis]:
         *map(_undeclared, limits.unknown(undeclared)),
     ]
     findings = sorted(_worst(findings), key=lambda finding: SEVERITIES.index(finding.severity))
-    return Diagnosis(_reasons(found), tuple(findings), shown.at(found.now), shown.at(found.counted_at), duties)
+    return Diagnosis(
+        _reasons(found), tuple(findings), shown.at(found.now), shown.at(found.counted_at), duties, server["number"]
+    )
 
 
 def _facts(name: str, **params: object) -> Statement[Any]:

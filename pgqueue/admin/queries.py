@@ -183,7 +183,7 @@ class Status:
     `counted_at` is when the jobs were counted: at the time `at`, or up to 120 seconds before. If jobs that have ended
     were counted before the others, it is the time of the ended ones. `unknown` are the tasks with waiting jobs that no
     live worker of their queue knows, the most frequent first. `read_only`: the database is, by order, so workers take
-    nothing.
+    nothing. `number`: the jobs' ids of this database begin at `number << 43`, see docs/operations.md.
     """
 
     database: str
@@ -198,6 +198,7 @@ class Status:
     workers: tuple[WorkerInfo, ...]
     paused_tasks: tuple[PausedTask, ...] = ()
     read_only: bool = False
+    number: int = 0
 
 
 class _Standing(msgspec.Struct):
@@ -211,6 +212,7 @@ class _Standing(msgspec.Struct):
     workers: tuple[WorkerInfo, ...]
     paused_tasks: tuple[PausedTask, ...]
     read_only: bool
+    number: int
 
 
 @asks

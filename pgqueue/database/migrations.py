@@ -20,12 +20,12 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -43,7 +43,11 @@ from pgqueue.options import checks_options
 OLDEST_POSTGRES = 15
 ATTEMPTS = 5  # for one file, if its locks are held by others
 
+NUMBER_MOST = 1023
+"""The highest number of a database: the ids of its jobs stay below 2^53, which JavaScript reads exactly."""
+
 Connection = psycopg.Connection[Any]
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -124,6 +128,7 @@ def migrate(
     lock_timeout: float = 5.0,
     wait: float = 60.0,
     line: Line = QUEUE,
+    number: int | None = None,
 ) -> list[Migration]:
     """Apply the files the database lacks and return them; [] if it lacks none.
 
@@ -134,12 +139,18 @@ def migrate(
     Then Error names the holders of the lock. If the connection has an open transaction, the files become part of it.
     SchemaForeign: the tables are not of this pgqueue, and stay as they are.
     At last, sequences that lag behind the tables are advanced (see `sequences`), if this role may.
+
+    `number`, from 0 to 1023: the ids of this database's new jobs begin at `number * 2**43 + 1`, and no other database
+    with another number gives them. InvalidOption: there are higher ids. Without it the number stays; it is 0 at first.
     """
+    _check_number(number, line)
     schema = config.config(schema=schema).schema
     with _connected(config.config().require_dsn() if target is None else target) as conn:
         _check_server(conn)
         applied = list(_applied_now(conn, schema, line, lock_timeout, wait))
         if line is QUEUE:
+            if number is not None:
+                _set_number(conn, schema, number, lock_timeout)
             _advance_sequences(conn, schema)
         return applied
 
@@ -152,6 +163,7 @@ async def amigrate(
     lock_timeout: float = 5.0,
     wait: float = 60.0,
     line: Line = QUEUE,
+    number: int | None = None,
 ) -> list[Migration]:
     """`migrate` for asyncio, in a thread and on a connection of its own: `target` is a DSN, or left out.
 
@@ -161,7 +173,16 @@ async def amigrate(
     """
     if not (target is None or isinstance(target, str)):
         raise InvalidOption(f"amigrate: target is a DSN, not {type(target).__qualname__}")
-    return await asyncio.to_thread(migrate, target, schema, lock_timeout=lock_timeout, wait=wait, line=line)
+    return await asyncio.to_thread(
+        migrate, target, schema, lock_timeout=lock_timeout, wait=wait, line=line, number=number
+    )
+
+
+def number_of(conn: Connection, schema: str) -> int:
+    """The number of this database among several, as `migrate` has set it; 0 if it has none."""
+    with _cursor(conn) as cursor:
+        [number] = cursor.execute(text("sequences_number", schema).encode()).fetchone() or (0,)
+        return int(number)
 
 
 def check(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs | None = None) -> Standing:
@@ -343,28 +364,73 @@ def _advance_sequences(conn: Connection, schema: str) -> None:
 
 
 def _patiently(conn: Connection, schema: str, line: Line, file: Migration, patience: tuple[float, float]) -> bool:
-    """Apply one file. While others hold its locks, roll back and try again. False if another process was faster."""
+    """Apply one file; see `_with_locks`. False if another process was faster."""
     lock_timeout, wait = patience
+    try:
+        return _with_locks(
+            conn,
+            schema,
+            f"migration {file}",
+            lock_timeout,
+            lambda: _apply(conn, schema, line, file, lock_timeout, wait),
+        )
+    except errors.InsufficientPrivilege as error:
+        raise Error(_forbidden(conn, schema, line, file, error)) from error
+    except psycopg.Error as error:
+        if isinstance(error, psycopg.OperationalError) and conn.closed:
+            raise
+        raise Error(f"migration {file} failed and changed nothing: {error}") from error
+
+
+def _with_locks(conn: Connection, schema: str, what: str, lock_timeout: float, act: Callable[[], T]) -> T:
+    """What this returns. While others hold its locks, roll back and try again."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _apply(conn, schema, line, file, lock_timeout, wait)
+            return act()
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             held = _holders(conn, schema, lock_timeout)
             if attempt == ATTEMPTS:
                 raise Error(
-                    f"migration {file}: no lock within {lock_timeout:g} s, tried {ATTEMPTS} times. {held}. "
+                    f"{what}: no lock within {lock_timeout:g} s, tried {ATTEMPTS} times. {held}. "
                     "Nothing was changed; end that session (SELECT pg_terminate_backend(pid)) or try later"
                 ) from error
-            _log.warning("migration %s: no lock within %g s, trying again. %s", file, lock_timeout, held)
+            _log.warning("%s: no lock within %g s, trying again. %s", what, lock_timeout, held)
             # Meanwhile the sessions that queued behind us get the lock.
             time.sleep(lock_timeout / 10 * random.uniform(0.5, 1.5))
-        except errors.InsufficientPrivilege as error:
-            raise Error(_forbidden(conn, schema, line, file, error)) from error
-        except psycopg.Error as error:
-            if isinstance(error, psycopg.OperationalError) and conn.closed:
-                raise
-            raise Error(f"migration {file} failed and changed nothing: {error}") from error
     raise AssertionError("unreachable")
+
+
+def _check_number(number: int | None, line: Line) -> None:
+    if number is None:
+        return
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= NUMBER_MOST:
+        raise InvalidOption(f"number {number!r}: give a number from 0 to {NUMBER_MOST}")
+    if line is not QUEUE:
+        raise InvalidOption("number: an outbox has none; its jobs get their ids from the queue")
+
+
+def _set_number(conn: Connection, schema: str, number: int, lock_timeout: float) -> None:
+
+    def act() -> int | None:
+        with conn.transaction(), _cursor(conn) as cursor:
+            _take_time(cursor)
+            _set(cursor, lock_timeout=lock_timeout)
+            statement = text("sequences_set_number", schema).encode()
+            [highest] = cursor.execute(statement, {"number": number}).fetchone() or (None,)
+            return None if highest is None else int(highest)
+
+    try:
+        if number_of(conn, schema) == number:
+            return
+        highest = _with_locks(conn, schema, f"number {number}", lock_timeout, act)
+    except errors.InsufficientPrivilege as error:
+        raise Error(f"number {number}: only the owner of schema {schema!r} may set it: {error}") from error
+    if highest is not None:
+        raise InvalidOption(
+            f"number {number}: its ids begin at {(number << 43) + 1}, and job ids up to {highest} were given. "
+            f"Nothing was changed; the first number above is {(highest >> 43) + 1}"
+        )
+    _log.info("schema %s of database %s has number %d", schema, conn.info.dbname, number)
 
 
 def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_timeout: float, wait: float) -> bool:

@@ -32,7 +32,7 @@ SELECT json_build_object(
 
 -- name: doctor_server
 -- The share of the NOTIFY queue in use, from 0 to 1; how many clients are connected and how many may be; whether a session holds the
--- leader's lock; whether the database is read only by order; the sequences that would give a number again, each with its last number and the highest one in the tables.
+-- leader's lock; whether the database is read only by order; its number; the sequences that would give a number again, each with its last number and the highest one in the tables.
 SELECT json_build_object(
     'notify', pg_notification_queue_usage(),
     'clients', (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
@@ -43,6 +43,7 @@ SELECT json_build_object(
           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
           AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('pgqueue.leader', 7)),
     'read_only', {{read_only}},
+    'number', {{number}},
     'behind', (SELECT coalesce(json_agg(b ORDER BY b.sequence), '[]') FROM pgqueue.sequences_behind() AS b)
 )::text;
 

@@ -215,7 +215,7 @@ FROM (
 ) AS shown;
 
 -- name: queries_status
--- The database, the schema, the time, the newest 1,000 workers and the paused tasks, as one JSON object. And whether it is read only.
+-- The database, the schema, the time, the newest 1,000 workers and the paused tasks, as one JSON object. And whether it is read only, and its number.
 WITH worker AS MATERIALIZED (
     SELECT id, host, pid, version_tag, concurrency, cardinality(running) AS running, lost, queues, cardinality(tasks) AS tasks, started_at,
            extract(epoch FROM pgqueue.now() - beat_at)::float8 AS beat_age,
@@ -229,6 +229,7 @@ SELECT json_build_object(
     'server_version', current_setting('server_version'),
     'at', pgqueue.now(),
     'read_only', {{read_only}},
+    'number', {{number}},
     'workers', (SELECT coalesce(json_agg(to_json(worker) ORDER BY id), '[]') FROM worker),
     'paused_tasks', (SELECT coalesce(json_agg(p), '[]') FROM (
         SELECT name, paused_at, left(paused_by, 200) AS paused_by FROM pgqueue.paused_task ORDER BY name LIMIT 1000) AS p)

@@ -3596,9 +3596,41 @@ END $$;
 
 -- Sequences and settings ----------------------------------------------------------------------------------------------
 
+-- The highest id of a job below `below` in any table; unique keys are read only if `whole`.
+CREATE FUNCTION pgqueue.highest_job_id(below bigint, whole boolean) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    keyed bigint;
+BEGIN
+    IF whole THEN
+        -- No index of unique keys has the ids; reading along the one on keys would visit the table at random.
+        PERFORM set_config('enable_seqscan', 'on', true);
+        keyed := (SELECT max(k.job_id) FROM pgqueue.unique_key k WHERE k.job_id < below);
+        PERFORM set_config('enable_seqscan', 'off', true);
+    END IF;
+    RETURN greatest(
+        (SELECT max(j.id) FROM pgqueue.job_available j WHERE j.id < below),
+        (SELECT max(j.id) FROM pgqueue.job_scheduled j WHERE j.id < below),
+        (SELECT max(j.id) FROM pgqueue.job_blocked j WHERE j.id < below),
+        (SELECT max(j.id) FROM pgqueue.job_running j WHERE j.id < below),
+        (SELECT max(j.id) FROM pgqueue.job_done j WHERE j.id < below), (SELECT max(j.id) FROM pgqueue.job_dead j WHERE j.id < below),
+        (SELECT max(c.job_id) FROM pgqueue.job_cursor c WHERE c.job_id < below),
+        (SELECT max(s.job_id) FROM pgqueue.job_signal s WHERE s.job_id < below),
+        (SELECT max(p.job_id) FROM pgqueue.job_progress p WHERE p.job_id < below),
+        (SELECT max(t.job_id) FROM pgqueue.job_step t WHERE t.job_id < below),
+        (SELECT max(w.job_id) FROM pgqueue.job_waiter w WHERE w.job_id < below),
+        (SELECT max(a.job_id) FROM pgqueue.attempt a WHERE a.job_id < below), keyed);
+END $$;
+COMMENT ON FUNCTION pgqueue.highest_job_id IS
+    'The highest id of a job below another one, in any table.';
+
 -- How high the numbers are that the tables have, beside what each sequence has given. Every maximum is a few steps into
 -- an index, but for the holders of keys, of which there are few, and for unique keys: these are read, if `whole`.
 --
+-- - Ids of jobs begin where this database's own ids do (`set_number`). Those of other databases, whose rows may have been
+--   copied here, count for nothing, if they are higher.
+-- - What a sequence has given is read from it. After a RESTART pg_sequence_last_value() is NULL, wherever it goes on.
 -- - Positions: two indexes have them by queue and rank, so each of these is asked for its last.
 -- - A number of 2^62 or more was never given: a row that was made by hand counts for nothing here. Else no sequence
 --   could be advanced beyond a row with 2^63 - 1, and no worker would start.
@@ -3608,15 +3640,9 @@ CREATE FUNCTION pgqueue.lagging_sequences(whole boolean) RETURNS TABLE (sequence
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
 SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    keyed bigint;
     most constant bigint := 4611686018427387904;
+    first bigint := (SELECT q.seqstart FROM pg_sequence q WHERE q.seqrelid = 'pgqueue.job_id_seq'::regclass);
 BEGIN
-    IF whole THEN
-        -- No index of unique keys has the ids; reading along the one on keys would visit the table at random.
-        PERFORM set_config('enable_seqscan', 'on', true);
-        keyed := (SELECT max(k.job_id) FROM pgqueue.unique_key k WHERE k.job_id < most);
-        PERFORM set_config('enable_seqscan', 'off', true);
-    END IF;
     RETURN QUERY
     WITH RECURSIVE plain (queue) AS (
         (SELECT j.queue FROM pgqueue.job_available j
@@ -3633,18 +3659,7 @@ BEGIN
                 WHERE coalesce(j.lock_key, j.limit_key, j.rate_key) IS NOT NULL AND j.queue > with_keys.queue ORDER BY j.queue LIMIT 1)
         FROM with_keys WHERE with_keys.queue IS NOT NULL
     ), mark (sequence, highest) AS (
-        VALUES ('pgqueue.job_id_seq', greatest(
-            (SELECT max(j.id) FROM pgqueue.job_available j WHERE j.id < most),
-            (SELECT max(j.id) FROM pgqueue.job_scheduled j WHERE j.id < most),
-            (SELECT max(j.id) FROM pgqueue.job_blocked j WHERE j.id < most),
-            (SELECT max(j.id) FROM pgqueue.job_running j WHERE j.id < most),
-            (SELECT max(j.id) FROM pgqueue.job_done j WHERE j.id < most), (SELECT max(j.id) FROM pgqueue.job_dead j WHERE j.id < most),
-            (SELECT max(c.job_id) FROM pgqueue.job_cursor c WHERE c.job_id < most),
-            (SELECT max(s.job_id) FROM pgqueue.job_signal s WHERE s.job_id < most),
-            (SELECT max(p.job_id) FROM pgqueue.job_progress p WHERE p.job_id < most),
-            (SELECT max(t.job_id) FROM pgqueue.job_step t WHERE t.job_id < most),
-            (SELECT max(w.job_id) FROM pgqueue.job_waiter w WHERE w.job_id < most),
-            (SELECT max(a.job_id) FROM pgqueue.attempt a WHERE a.job_id < most), keyed)),
+        VALUES ('pgqueue.job_id_seq', greatest(pgqueue.highest_job_id(first + (1::bigint << 43), whole), nullif(first - 1, 0))),
         ('pgqueue.job_pos_seq', (
             SELECT max(last.pos) FROM generate_series(-2, 19) AS r (rank) CROSS JOIN LATERAL (
                 (SELECT j.pos FROM plain CROSS JOIN LATERAL (
@@ -3683,9 +3698,19 @@ BEGIN
         ('pgqueue.flow_id_seq', greatest(
             (SELECT max(f.id) FROM pgqueue.flow f WHERE f.id < most >> 20),
             (SELECT max(n.id) >> 20 FROM pgqueue.node n WHERE n.id < most)))
+    ), given (sequence, given) AS (
+        SELECT 'pgqueue.job_id_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.job_id_seq s UNION ALL
+        SELECT 'pgqueue.job_pos_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.job_pos_seq s UNION ALL
+        SELECT 'pgqueue.job_hold_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.job_hold_seq s UNION ALL
+        SELECT 'pgqueue.worker_id_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.worker_id_seq s UNION ALL
+        SELECT 'pgqueue.supervisor_id_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.supervisor_id_seq s UNION ALL
+        SELECT 'pgqueue.supervisor_order_id_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.supervisor_order_id_seq s UNION ALL
+        SELECT 'pgqueue.job_waiter_waiter_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.job_waiter_waiter_seq s UNION ALL
+        SELECT 'pgqueue.bulk_id_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.bulk_id_seq s UNION ALL
+        SELECT 'pgqueue.flow_id_seq', s.last_value - (NOT s.is_called)::integer FROM pgqueue.flow_id_seq s
     )
     SELECT each.sequence, each.given, each.highest FROM (
-        SELECT m.sequence::regclass AS sequence, coalesce(pg_sequence_last_value(m.sequence::regclass), 0) AS given, m.highest FROM mark m
+        SELECT m.sequence::regclass AS sequence, g.given, m.highest FROM mark m JOIN given g ON g.sequence = m.sequence
     ) AS each
     WHERE each.given < each.highest;
 END $$;
@@ -3714,6 +3739,34 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.advance_sequences IS
     'Advance the sequences that lag behind the tables. Called by `pgqueue migrate` and by each worker.';
+
+-- Give this database a number: its jobs' ids begin at number << 43 plus one from now on. NULL if that is so now, else the
+-- highest id that there is already, and nothing is changed: below it ids would be given twice.
+--
+-- 1. The first statement takes the lock that each nextval() waits for, until the end of its transaction. What others were
+--    given before is read after it, also if it is not committed yet.
+-- 2. START is kept by a dump, and by a TRUNCATE with RESTART IDENTITY. A number below it counts as a lag.
+CREATE FUNCTION pgqueue.set_number(number integer) RETURNS bigint LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    first constant bigint := (number::bigint << 43) + 1;
+    given bigint;
+BEGIN
+    ALTER SEQUENCE pgqueue.job_id_seq NO CYCLE;
+    IF first = (SELECT q.seqstart FROM pg_sequence q WHERE q.seqrelid = 'pgqueue.job_id_seq'::regclass) THEN
+        RETURN NULL;
+    END IF;
+    given := greatest(
+        (SELECT s.last_value - (NOT s.is_called)::integer FROM pgqueue.job_id_seq s),
+        pgqueue.highest_job_id(4611686018427387904, true));
+    IF given >= first THEN
+        RETURN given;
+    END IF;
+    EXECUTE format('ALTER SEQUENCE pgqueue.job_id_seq START WITH %s', first);
+    PERFORM setval('pgqueue.job_id_seq', first - 1);
+    RETURN NULL;
+END $$;
+COMMENT ON FUNCTION pgqueue.set_number IS
+    'Have the ids of new jobs begin where no other database''s do.';
 
 -- The same for roles that only look, and may not see what a sequence has given.
 CREATE FUNCTION pgqueue.sequences_behind() RETURNS TABLE (sequence text, given bigint, highest bigint) LANGUAGE sql STABLE SECURITY DEFINER
@@ -3824,7 +3877,9 @@ END $$;
 
 -- What acts as the owner of the tables, or only workers call: `pgqueue grants` says which roles may.
 REVOKE ALL ON FUNCTION
+    pgqueue.highest_job_id(bigint, boolean),
     pgqueue.lagging_sequences(boolean),
+    pgqueue.set_number(integer),
     pgqueue.advance_sequences(boolean),
     pgqueue.restore_settings(),
     pgqueue.put_in_place(),

@@ -325,6 +325,7 @@ def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
         "workers",
         "paused_tasks",
         "read_only",
+        "number",
         "undeclared",
     }
     assert (len(status["queues"]), len(status["workers"])) == (62, 60)

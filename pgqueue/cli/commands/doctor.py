@@ -42,7 +42,12 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(
             document(
-                found.findings, reasons=found.reasons, duties=found.duties, at=found.at, counted_at=found.counted_at
+                found.findings,
+                reasons=found.reasons,
+                duties=found.duties,
+                at=found.at,
+                counted_at=found.counted_at,
+                number=found.number,
             )
         )
     else:
@@ -52,6 +57,9 @@ def command(as_json: bool) -> None:
 
 
 def _screen(found: Diagnosis) -> Iterator[str]:
+    if found.number:
+        yield f"database number {found.number}"
+        yield ""
     if found.reasons:
         rows = [[each.jobs, each.state, each.reason] for each in found.reasons]
         yield from table(["JOBS", "STATE", "REASON"], rows, right="JOBS")

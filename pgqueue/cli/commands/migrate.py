@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 @click.option("--sql", is_flag=True, help="Print the SQL of all migrations; needs no database. Apply with psql -1 -f.")
 @click.option("--from", "from_version", type=Whole(0), default=0, help="With --sql: leave out up to this one.")
 @click.option("--outbox", is_flag=True, help="The outbox of an application's database, instead of the queue.")
+@click.option(
+    "--number", type=Whole(0, 1023), help="Job ids begin at this times 2^43: unique over databases [as it is]."
+)
 @as_json
 @database
-def command(check: bool, sql: bool, from_version: int, outbox: bool, as_json: bool) -> None:
+def command(check: bool, sql: bool, from_version: int, outbox: bool, number: int | None, as_json: bool) -> None:
     """Make or update the tables.
 
     Safe while workers work, and from several processes at once. If no migration is missing, nothing is changed.
+    With --number the ids of new jobs are unlike those of each database with another number. It can only be raised.
 
     \b
     Examples:
@@ -35,9 +39,12 @@ def command(check: bool, sql: bool, from_version: int, outbox: bool, as_json: bo
       pgqueue migrate --check || echo "migrate first"
       pgqueue migrate --sql > pgqueue.sql && psql -1 -f pgqueue.sql shop
       pgqueue migrate --outbox --dsn postgresql://app@db/shop
+      pgqueue migrate --number 7 --dsn postgresql://app@db/tenant7
     """
     if check and sql:
         raise click.UsageError("--check and --sql exclude each other")
+    if number is not None and (check or sql or outbox):
+        raise click.UsageError("--number goes with none of --check, --sql, --outbox")
     from pgqueue.database import migrations
 
     line = migrations.OUTBOX if outbox else migrations.QUEUE
@@ -46,7 +53,7 @@ def command(check: bool, sql: bool, from_version: int, outbox: bool, as_json: bo
     elif check:
         _check(line, as_json)
     else:
-        _migrate(line, as_json)
+        _migrate(line, as_json, number)
 
 
 def _print(line: Line, from_version: int, as_json: bool) -> None:
@@ -67,9 +74,10 @@ def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
     with connected("migrate", check=False, needs="read") as conn:
         standing = migrations.check(conn, config().schema, line, needs=None if line.option else "read")
         database = place(conn)
+        number = None if line.option or standing.pending else migrations.number_of(conn, config().schema)
     where = f"{'the outbox in ' if line.option else ''}schema {config().schema} of {database}"
     if as_json:
-        now = {"database": database, "schema": config().schema, "version": standing.version}
+        now = {"database": database, "schema": config().schema, "version": standing.version, "number": number}
         lists = {"applied": applied, "pending": standing.pending, "unknown": standing.unknown}
         click.echo(document([now | {name: list(map(str, each)) for name, each in lists.items()}]))
     elif standing.pending:
@@ -78,16 +86,17 @@ def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
         newer = f"; {len(standing.unknown)} newer than this pgqueue" if standing.unknown else ""
         newer += ", which cannot work with them" if any(row.breaking for row in standing.unknown) else ""
         nothing = "" if applied else ": nothing to do"
-        click.echo(f"{where} is at version {standing.version}{nothing}{newer}")
+        numbered = f", number {number}" if number else ""
+        click.echo(f"{where} is at version {standing.version}{numbered}{nothing}{newer}")
     if standing.pending:
         raise click.exceptions.Exit(NO)
 
 
-def _migrate(line: Line, as_json: bool) -> None:
+def _migrate(line: Line, as_json: bool, number: int | None) -> None:
     from pgqueue.database import migrations
 
     with connected("migrate", check=False, needs="own") as conn:
-        applied = migrations.migrate(conn, line=line)
+        applied = migrations.migrate(conn, line=line, number=number)
     for file in [] if as_json else applied:
         click.echo(f"applied {file}")
     _check(line, as_json, applied)

@@ -168,7 +168,7 @@ def _number(number: int) -> str:
 
 def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
     server = status.server_version.split()[0]
-    yield f"database {plain(status.database)}"
+    yield f"database {plain(status.database)}" + (f", number {status.number}" if status.number else "")
     yield f"schema {status.schema} version {status.version}, PostgreSQL {server}, {status.at:%Y-%m-%d %H:%M:%S %Z}"
     if status.read_only:
         yield "READ ONLY: default_transaction_read_only is on, so workers take nothing until it is off."
