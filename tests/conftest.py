@@ -8,8 +8,12 @@ They stand on the plugin that applications test with: its databases are made on 
 
 from __future__ import annotations
 
-import signal
 import sys
+
+if LEAN := sys.dont_write_bytecode:  # before the imports below, which pytest compiles in its own way
+    sys.dont_write_bytecode = False
+
+import signal
 from collections.abc import AsyncIterator, Iterator
 from compileall import compile_dir
 from pathlib import Path
@@ -41,13 +45,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# If PYTHONDONTWRITEBYTECODE is set (`LEAN`), each of a thousand processes would compile all that it imports. So the
+# package and the helpers are compiled ahead, and the tests as they are collected. What a test writes and imports is not:
+# a module that changes twice in a second would be taken for what it was.
 HERE = Path(__file__).parent
-LEAN, sys.dont_write_bytecode = sys.dont_write_bytecode, False
-"""Whether PYTHONDONTWRITEBYTECODE is set: then each of a thousand processes would compile all that it imports.
-
-The package and the helpers are compiled ahead, and the tests as they are collected. What a test writes and imports is
-not: a module that changes twice in a second would be taken for what it was.
-"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
