@@ -34,6 +34,8 @@ from bench.processes import ROOT, compiled
 from bench.run import QUICK, Run
 from bench.samples import percentile
 from bench.track import FILL
+from pgqueue import Flow, Node, remote
+from pgqueue.web.flow_graph import NODES_MOST
 
 JOBS = 1_000_000
 """So many wait, and so many have ended."""
@@ -125,7 +127,8 @@ SOME = """
         (SELECT max(id) FROM pgqueue.job_blocked), (SELECT max(id) FROM pgqueue.job_scheduled),
         (SELECT max(id) FROM pgqueue.job_running), (SELECT max(id) FROM pgqueue.job_dead),
         (SELECT min(id) FROM pgqueue.job_done), (SELECT max(id) FROM pgqueue.job_done),
-        (SELECT max(id) / 2 FROM pgqueue.job_available), (SELECT max(id) FROM pgqueue.bulk)
+        (SELECT max(id) / 2 FROM pgqueue.job_available), (SELECT max(id) FROM pgqueue.bulk),
+        (SELECT max(id) FROM pgqueue.flow)
 """
 
 
@@ -177,14 +180,24 @@ def _fill(dsn: str, jobs: int) -> dict[str, str]:
         conn.execute(FILL, ["bench.noop", "default", 30_000])
         for statement in MORE:
             conn.execute(statement.format(jobs=jobs).encode())
+        _flow().enqueue(conn)
         conn.execute("VACUUM ANALYZE")
         conn.execute("CHECKPOINT")
         [ids] = conn.execute(SOME).fetchall()
     return _pages(unique, *ids)
 
 
+def _flow() -> Flow:
+    """As many nodes as a graph has, twenty beside each other."""
+    flow, step = Flow("bench"), remote("bench.noop").using(queue="flows")
+    nodes: list[Node[Any]] = []
+    for at in range(NODES_MOST):
+        nodes.append(flow.add(step.new(n=at), name=f"part {at}", after=nodes[-20:][:1] if at >= 20 else ()))
+    return flow
+
+
 def _pages(unique: int, *ids: int) -> dict[str, str]:
-    first, last, blocked, scheduled, running, dead, done, newest, middle, bulk = ids
+    first, last, blocked, scheduled, running, dead, done, newest, middle, bulk, flow = ids
     lists = {"newest": "", "of a queue": "queue=default", "unique key": "key=bench:7"}
     lists |= {state: f"state={state}" for state in STATES}
     lists |= {f"no {name}": query for name, query in NOTHING.items()}
@@ -202,6 +215,7 @@ def _pages(unique: int, *ids: int) -> dict[str, str]:
     found |= {f"tasks, {name}": f"/tasks?range={name}" for name in ("1h", "6h", "24h")}
     found |= {f"task, {name}": f"/task?name=app.task_3&range={name}" for name in ("1h", "6h", "24h", "30d")}
     found |= {"changes": "/changes", "changes by an actor": "/changes?actor=bench", "no change": "/changes?actor=none"}
+    found |= {"flows": "/flows", "flow": f"/flows/{flow}", "flow, preview": f"/flows/{flow}/change?action=cancel"}
     found |= {"operations": "/bulk", "operation": f"/bulk/{bulk}"}
     return found | {"preview": "/bulk/new?action=retry&state=failed", "style": "/static/pgqueue.css"}
 

@@ -820,6 +820,7 @@ SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(enqueued_at), '{
 pgqueue.fits(state, {{awaits_attempt}}, queue, task, finished_at, %(states)s::text[], %(queue)s::text, %(task)s::text, NULL)
       AND id <> ALL (%(but)s::bigint[])
       AND (%(flow)s::bigint IS NULL OR abs(node) >> 20 = %(flow)s::bigint)
+      AND (%(node)s::bigint IS NULL OR abs(node) & 1048575 = %(node)s::bigint)
       AND (%(key)s::text IS NULL OR %(key)s::text IN (unique_key, idempotency_key, lock_key, limit_key, rate_key))
       AND (%(since)s::text IS NULL OR enqueued_at >= %(since)s::text::timestamptz)
       AND (%(until)s::text IS NULL OR enqueued_at < %(until)s::text::timestamptz)

@@ -21,7 +21,7 @@ from pgqueue.database.statements import Statement, text
 from pgqueue.database.steps import Steps
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.codec import json_object
-from pgqueue.jobs.nodes import FLOW_HIGHEST
+from pgqueue.jobs.nodes import FLOW_HIGHEST, NODES_MOST
 from pgqueue.jobs.states import RETRYING
 from pgqueue.jobs.values import (
     check_id,
@@ -40,7 +40,7 @@ TASK_MOST = 200
 """Characters: the column has no more. An operation keeps its filter, and shows it."""
 LISTED = 50
 """So many jobs a list has, if it does not say how many."""
-OF_LISTS = ("key", "args", "worker", "error_type", "error", "since", "until")
+OF_LISTS = ("key", "args", "worker", "error_type", "error", "since", "until", "node")
 """The parts of a filter that no change knows, but `error_type` those of operations."""
 CHOSEN_MOST = 1_000
 """So many jobs can be named by their ids beside a filter."""
@@ -62,6 +62,7 @@ class Criteria(TypedDict, total=False):
     since: datetime | None
     until: datetime | None
     flow: int | None
+    node: int | None
     limit: int
     after: int | str | None
 
@@ -92,6 +93,7 @@ class Filter:
     since: str | None = None
     until: str | None = None
     flow: int | None = None
+    node: int | None = None
 
     def named(self) -> dict[str, object]:
         """The parts that choose, as the record keeps them."""
@@ -124,7 +126,13 @@ class Filter:
     def searched(self) -> dict[str, object]:
         """The parameters of the fragment `job_fits`: what a list asks for."""
         parts = {name: getattr(self, name) for name in OF_LISTS}
-        return {"states": list(self.states), "queue": self.queue, "task": self.task, "flow": self.flow} | parts
+        return {
+            "states": list(self.states),
+            "queue": self.queue,
+            "task": self.task,
+            "flow": self.flow,
+            "node": self.node,
+        } | parts
 
 
 def filtered(named: Sequence[int], states: Sequence[str], others: Sequence[str] = (), **given: Any) -> Filter | None:
@@ -166,9 +174,13 @@ def _filter(states: Sequence[str], others: Sequence[str], given: Mapping[str, An
     named = check_states(given.get("state"), (*states, *others))
     for each in ("queue", "task", "key", "error_type", "error"):
         check_text(given.get(each), each)
-    worker, args, older_than, flow = (given.get(name) for name in ("worker", "args", "older_than", "flow"))
+    worker, args, older_than, flow, node = (
+        given.get(name) for name in ("worker", "args", "older_than", "flow", "node")
+    )
     if flow is not None and not whole(flow, 1, FLOW_HIGHEST):
         raise InvalidOption(f"flow {flow!r:.80}: give the id of a flow, as handle.id")
+    if node is not None and not (flow is not None and whole(node, 1, NODES_MOST)):
+        raise InvalidOption(f"node {node!r:.80}: give the number of a node in its flow, and the flow")
     if worker is not None and not whole(worker, 1):
         raise InvalidOption(f"worker {worker!r:.80}: give the id of a worker, a whole number")
     return Filter(
@@ -181,6 +193,7 @@ def _filter(states: Sequence[str], others: Sequence[str], given: Mapping[str, An
         since=check_moment(given.get("since"), "since"),
         until=check_moment(given.get("until"), "until"),
         flow=flow,
+        node=node,
         **{name: given.get(name) for name in ("queue", "task", "key", "error_type", "error")},
     )
 

@@ -74,11 +74,18 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class FlowNodes:
-    """A flow with its first 1,000 nodes. `nodes_count` is how many it has."""
+    """A flow with its first 1,000 nodes. `nodes_count` is how many it has.
+
+    History forgets ended jobs, and these are counted no more. `forgotten` is how many of them are known to have been of
+    this flow, 10,000 at most: only while a job waits. `kept_for` is the retention, in seconds, if the flow is older
+    than that, so that jobs may have been forgotten; else None.
+    """
 
     flow: FlowInfo
     nodes: tuple[NodeInfo, ...]
     nodes_count: int
+    forgotten: int = 0
+    kept_for: float | None = None
 
 
 def judged(jobs: Mapping[str, int]) -> str:
@@ -133,20 +140,24 @@ def get_flow(conn: object, id: int) -> Statement[FlowNodes]:
             )
         return msgspec.json.decode(rows[0][0], type=FlowNodes, strict=False)
 
-    return named("flows_get", read, flow=min(flow, FLOW_HIGHEST), n=NODES_MOST)
+    return named("flows_get", read, flow=min(flow, FLOW_HIGHEST), n=NODES_MOST, most=COUNTED_MOST)
 
 
 aget_flow = twin(get_flow)
 """`get_flow` for async connections."""
 
 
-def after_of(node: NodeInfo) -> str:
-    """What a node waits for, in words.
+def after_of(node: NodeInfo, most: int | None = None) -> str:
+    """What a node waits for, in words; of more nodes than `most` the first ones.
 
-    >>> after_of(NodeInfo(4, None, "t", {}, 0, (1, 2), (3,), ()))
-    '1, 2, 3 ended'
+    >>> node = NodeInfo(4, None, "t", {}, 0, (1, 2), (3,), ())
+    >>> after_of(node), after_of(node, 1)
+    ('1, 2, 3 ended', '1 and 2 more')
     """
-    return ", ".join([*map(str, node.after), *_with(node.after_end, "ended"), *_with(node.after_failure, "failed")])
+    said = [*map(str, node.after), *_with(node.after_end, "ended"), *_with(node.after_failure, "failed")]
+    if most is None or len(said) <= most:
+        return ", ".join(said)
+    return f"{', '.join(said[:most])} and {len(said) - most:,} more"
 
 
 def _with(numbers: Iterable[int], word: str) -> list[str]:

@@ -13,6 +13,7 @@ from pgqueue.database.foreign_errors import said
 from pgqueue.errors import (
     BulkNotFound,
     Error,
+    FlowNotFound,
     InvalidArguments,
     InvalidOption,
     JobNotFound,
@@ -49,6 +50,8 @@ def problem_of(error: Exception) -> Problem:
             return error
         case JobNotFound():
             return Problem(404, "No such job", plain(str(error)))
+        case FlowNotFound():
+            return Problem(404, "No such flow", plain(str(error)))
         case BulkNotFound():
             return Problem(404, "No such operation", plain(str(error)))
         case LimitNotFound():

@@ -18,8 +18,10 @@ Parts = list[tuple[str, str]]
 NAMES = {
     "arg": "arg",
     "error": "error_type",
+    "flow": "flow",
     "id": "id",
     "key": "key",
+    "node": "node",
     "queue": "queue",
     "since": "since",
     "state": "state",

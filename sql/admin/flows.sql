@@ -59,6 +59,10 @@ SELECT json_build_object(
         'jobs', (SELECT coalesce(json_object_agg(s.state, s.n), '{}')
                  FROM (SELECT c.state, sum(c.n) AS n FROM counted c GROUP BY c.state) AS s)),
     'nodes', (SELECT coalesce(json_agg(shown ORDER BY shown.number), '[]') FROM shown),
-    'nodes_count', (SELECT count(*) FROM numbered)
+    'nodes_count', (SELECT count(*) FROM numbered),
+    'forgotten', (SELECT count(*) FROM (
+        SELECT FROM pgqueue.flow_kept k WHERE k.node BETWEEN %(flow)s::bigint << 20 AND (%(flow)s::bigint << 20 | 1048575) LIMIT %(most)s::integer) AS kept),
+    'kept_for', (SELECT extract(epoch FROM min(r.retention))::float8 FROM pgqueue.ring r
+                 WHERE r.kind IN ('dead', 'done') AND f.enqueued_at < pgqueue.now() - r.retention)
 )::text
 FROM pgqueue.flow f WHERE f.id = %(flow)s::bigint;

@@ -16,6 +16,7 @@ from browsers import HEIGHT, WIDTHS, Tab, tab
 from web_processes import OPERATOR, READER, serving
 from workers import workers
 
+import pgqueue
 from pgqueue.pytest_plugin import Databases
 from pgqueue.web.routes import ROUTES
 
@@ -30,6 +31,7 @@ QUERIES = {
     "jobs": "?state=failed",
     "task": "?name=cards.charge",
     "queue": "?name=mail",
+    "preview_flow": "?action=cancel",
 }
 """What these pages are asked for; the others need nothing."""
 PAGES = [
@@ -64,12 +66,16 @@ def operator(browser: Browser, url: str) -> Iterator[Tab]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ids(dsn: str) -> dict[str, int]:
-    """A job that has failed, and the operation of the shop. Read before any test retries what has failed."""
+    """A job that has failed, the operation of the shop, and a flow. Read before any test retries what has failed."""
+    step = pgqueue.remote("orders.step").using(queue="orders")
+    flow = pgqueue.Flow("order 7")
+    flow.add(step.new(n=2), after=[flow.add(step.new(n=1), name="paid")])
     with psycopg.connect(dsn) as conn:
+        made = flow.enqueue(conn).id
         [(job, bulk)] = conn.execute(
             "SELECT (SELECT max(id) FROM pgqueue.job_dead WHERE state = 'failed'), (SELECT max(id) FROM pgqueue.bulk)"
         ).fetchall()
-    return {"job": job, "bulk": bulk}
+    return {"job": job, "bulk": bulk, "flow": made, "preview_flow": made}
 
 
 # Every page ----------------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ PATHS = [
     "/queues",
     "/limits",
     "/schedules",
+    "/flows",
     "/workers",
     "/errors",
     "/history",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +13,7 @@ from pgqueue.cli.json_document import document, fields_of
 from pgqueue.cli.options import Whole, as_json, database
 from pgqueue.cli.tables import fitting, span, table
 from pgqueue.jobs.nodes import FLOW_HIGHEST
-from pgqueue.plain_text import plain
+from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
     from pgqueue.admin.flows import FlowInfo, FlowNodes
@@ -63,6 +63,7 @@ def command(id: int | None, limit: int | None, before: int | None, as_json: bool
 def _document(one: FlowNodes) -> str:
     nodes = [{**fields_of(node), "state": node.state} for node in one.nodes]
     flow = {**fields_of(one.flow), "state": one.flow.state, "nodes": nodes, "nodes_count": one.nodes_count}
+    flow |= {"forgotten": one.forgotten, "kept_for": one.kept_for}
     return document([flow])
 
 
@@ -85,6 +86,10 @@ def _details(one: FlowNodes, now: datetime) -> list[str]:
         lines += ["", *table(heads, rows, right="NODE", gives="AFTER TASK NAME")]
     if more := more + one.nodes_count - len(one.nodes):
         lines += [f"… and {more:,} more nodes"]
+    if one.forgotten:
+        lines += [f"History has forgotten {plural(one.forgotten, 'job', 'jobs')} of it, not counted here."]
+    elif one.kept_for is not None:
+        lines += [f"It is older than history, {span(timedelta(seconds=one.kept_for))}: jobs of it may be forgotten."]
     return lines
 
 

@@ -14,6 +14,7 @@ from pgqueue.cli.job_filter import choosing, read
 from pgqueue.cli.json_document import document, fields_of
 from pgqueue.cli.options import Moment, Whole, as_json, database
 from pgqueue.cli.tables import span, table, width
+from pgqueue.jobs.nodes import NODES_MOST
 from pgqueue.jobs.states import ASKED
 from pgqueue.jobs.values import HIGHEST_ID, digits
 from pgqueue.plain_text import plain, plain_json, plain_lines, plural
@@ -41,6 +42,7 @@ class Place(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="Only with this argument; VALUE as JSON or text."
 )
+@click.option("--node", metavar="N", type=Whole(1, NODES_MOST), help="Only of this node of the flow.")
 @click.option("--worker", metavar="ID", type=Whole(1, HIGHEST_ID), help="Only what ran or runs on this worker.")
 @click.option("--error-type", metavar="NAME", help="Only with an attempt that failed with this exception.")
 @click.option("--error", metavar="TEXT", help="Only with this in the reason or in the error of an attempt.")

@@ -49,7 +49,7 @@ async def bulk(asked: Asked) -> Page:
 
 async def preview(asked: Asked) -> Page:
     """How many jobs an operation would find now, and the form that begins it."""
-    action, given = _action(asked, asked.value("action")), _meant(asked, asked.values, asked.value)
+    action, given = allowed_action(asked, asked.value("action")), _meant(asked, asked.values, asked.value)
     again = _again(action, given["state"])
     found = await asked.read(lambda conn: apreview_bulk(conn, action, again=again, **given))
     first = await asked.read(lambda conn: _jobs(conn, found.ids[:FIRST]))
@@ -64,7 +64,7 @@ async def preview(asked: Asked) -> Page:
 
 async def begin(asked: Asked) -> Page:
     """Begin what the preview has shown: only ids that had been given by then."""
-    action = _action(asked, asked.field("action"))
+    action = allowed_action(asked, asked.field("action"))
     options = _meant(asked, asked.fields, asked.field) | {"note": asked.field("note")}
     if asked.field("up_to") is not None:
         options["up_to"] = asked.whole("up_to", "use a whole number")
@@ -90,7 +90,7 @@ async def _stopping(conn: object, asked: Asked) -> Bulk | None:
         found = await aget_bulk(conn, asked.id)
     except BulkNotFound:
         return None
-    _action(asked, found.action)
+    allowed_action(asked, found.action)
     return await astop_bulk(conn, asked.id)
 
 
@@ -118,7 +118,8 @@ async def _jobs(conn: object, ids: Sequence[int]) -> list[JobInfo]:
     return found
 
 
-def _action(asked: Asked, action: str | None) -> str:
+def allowed_action(asked: Asked, action: str | None) -> str:
+    """The action, if there is one of this name, and the visitor may do it. Raises Problem."""
     if action is None or action not in STATES:
         raise Problem(400, "This cannot be done", f"action: use one of {', '.join(STATES)}")
     if action not in asked.rights:

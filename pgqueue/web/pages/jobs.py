@@ -178,6 +178,8 @@ def _criteria(asked: Asked) -> dict[str, Any]:
         "key": key,
         "args": args,
         "worker": asked.number("worker"),
+        "flow": asked.number("flow"),
+        "node": asked.number("node"),
         "error": error,
         "since": moment(asked.value("since"), "since"),
         "until": moment(asked.value("until"), "until"),
