@@ -789,13 +789,40 @@ END $$;
 COMMENT ON FUNCTION pgqueue.flow_may_release IS
     'Whether a job of this flow waits for another one, or would wait again after a retry.';
 
--- The result of a node, as an argument of a job: that of its first job that completed. `many`: a list of the results of
--- all its jobs, in the order of their ids, with null for a job that did not complete.
+-- The results of these nodes, each as an argument of a job: that of its first job that completed. Null if none has.
+--
+-- `bytes`: how long it is as text; beyond `most` both are NULL. `ended`: whether a job of the node has ended at all. Every
+-- node had jobs, or it has no result that is waited for. One look into each index for all nodes: to ask for each node by
+-- itself takes 10,000 nodes seconds, a third of a millisecond each.
+CREATE FUNCTION pgqueue.node_results(nodes bigint[], most integer)
+RETURNS TABLE (node bigint, value jsonb, bytes integer, ended boolean) LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
+SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    signed bigint[] := node_results.nodes || ARRAY(SELECT -n FROM unnest(node_results.nodes) AS n);
+BEGIN
+    RETURN QUERY
+    SELECT asked.node, CASE WHEN sized.bytes <= most THEN said.value END, CASE WHEN sized.bytes <= most THEN sized.bytes END, first.node IS NOT NULL
+    FROM unnest(node_results.nodes) AS asked (node)
+    LEFT JOIN (
+        SELECT DISTINCT ON (each.node) each.node, each.state, each.result FROM (
+            SELECT abs(d.node) AS node, d.id, d.state, d.result FROM pgqueue.job_done d WHERE d.node = ANY (signed)
+            UNION ALL SELECT abs(d.node), d.id, d.state, d.result FROM pgqueue.job_dead d WHERE d.node = ANY (signed)
+            UNION ALL SELECT k.node, k.id, k.state, k.result FROM pgqueue.flow_kept k WHERE k.node = ANY (node_results.nodes)
+        ) AS each ORDER BY each.node, each.state <> 'completed', each.id
+    ) AS first ON first.node = asked.node
+    CROSS JOIN LATERAL (SELECT coalesce(CASE WHEN first.state = 'completed' THEN first.result END, 'null') AS value OFFSET 0) AS said
+    CROSS JOIN LATERAL (SELECT octet_length(pgqueue.text_of(said.value)) AS bytes OFFSET 0) AS sized;
+END $$;
+COMMENT ON FUNCTION pgqueue.node_results IS
+    'The results of nodes of one job each, for what waits for them; NULL for one that is too long.';
+
+-- The results of all jobs of a node, as an argument of a job: a list in the order of the ids, with null for a job that
+-- did not complete.
 --
 -- `bytes`: how long it is as text. That is added up row by row, along the indexes, and no further than `most`: beyond it
--- both are NULL. What is stored says nothing of that length: 300 results of 1 MB may be stored in 3 MB. `ended`: whether
--- a job of the node has ended at all. Every node had jobs, or it has no result that is waited for.
-CREATE FUNCTION pgqueue.node_result(node bigint, many boolean, most integer, OUT value jsonb, OUT bytes integer, OUT ended boolean)
+-- both are NULL. What is stored says nothing of that length: 300 results of 1 MB may be stored in 3 MB. `ended`: as above.
+CREATE FUNCTION pgqueue.node_result(node bigint, most integer, OUT value jsonb, OUT bytes integer, OUT ended boolean)
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
 SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
@@ -804,22 +831,6 @@ DECLARE
     said text;
     texts text[] := '{}';
 BEGIN
-    IF NOT many THEN
-        SELECT j.state, j.result INTO one FROM (
-            SELECT d.id, d.state, d.result FROM pgqueue.job_done d WHERE d.node IN (node_result.node, -node_result.node)
-            UNION ALL SELECT d.id, d.state, d.result FROM pgqueue.job_dead d WHERE d.node IN (node_result.node, -node_result.node)
-            UNION ALL SELECT k.id, k.state, k.result FROM pgqueue.flow_kept k WHERE k.node = node_result.node
-        ) AS j ORDER BY j.state <> 'completed', j.id LIMIT 1;
-        ended := FOUND;
-        value := CASE WHEN one.state = 'completed' THEN one.result END;
-        value := coalesce(value, 'null');
-        bytes := octet_length(pgqueue.text_of(value));
-        IF bytes <= most IS NOT TRUE THEN
-            bytes := NULL;
-            value := NULL;
-        END IF;
-        RETURN;
-    END IF;
     ended := false;
     bytes := 2;
     FOR one IN
@@ -846,7 +857,7 @@ BEGIN
     value := '[' || array_to_string(texts, ', ') || ']';
 END $$;
 COMMENT ON FUNCTION pgqueue.node_result IS
-    'The result of a node of a flow, for what waits for it; NULL if it is too long.';
+    'The results of all jobs of a node, for what waits for it; NULL if that is too long.';
 
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------

@@ -81,9 +81,13 @@ WITH {{impatience}}, ended AS MATERIALIZED (
     FROM sorted s CROSS JOIN LATERAL jsonb_each(s.results) AS p (name, said) WHERE s.verdict = 'released'
 ), given AS MATERIALIZED (
     -- Each result is read once, however many jobs get it.
-    SELECT r.source, r.many, g.value, g.bytes, g.ended
-    FROM (SELECT DISTINCT resulted.source, resulted.many FROM resulted) AS r
-    CROSS JOIN LATERAL pgqueue.node_result(r.source, r.many, 2097152) AS g
+    SELECT r.source, true AS many, g.value, g.bytes, g.ended
+    FROM (SELECT DISTINCT resulted.source FROM resulted WHERE resulted.many) AS r
+    CROSS JOIN LATERAL pgqueue.node_result(r.source, 2097152) AS g
+    UNION ALL
+    SELECT g.node, false, g.value, g.bytes, g.ended
+    FROM (SELECT ARRAY(SELECT DISTINCT resulted.source FROM resulted WHERE NOT resulted.many) AS nodes OFFSET 0) AS r
+    CROSS JOIN LATERAL pgqueue.node_results(r.nodes, 2097152) AS g WHERE r.nodes <> '{}'
 ), sized AS MATERIALIZED (
     SELECT r.node, bool_and(g.bytes IS NOT NULL) AND sum(g.bytes) <= 2097152 AS fits, bool_and(g.ended) AS ended
     FROM resulted r JOIN given g ON g.source = r.source AND g.many = r.many

@@ -294,7 +294,7 @@ async def test_what_a_node_answers_is_read_no_further_than_it_fits(eyes: Eyes) -
     end(eyes, *parts, result=f'"{1_000 * "x"}"')
     eyes.do(FLUSH)
     before = eyes.one(READ)
-    assert eyes.all("SELECT * FROM pgqueue.node_result(%s, true, 2097152)", node) == [(None, None, True)]
+    assert eyes.all("SELECT * FROM pgqueue.node_result(%s, 2097152)", node) == [(None, None, True)]
     eyes.do(FLUSH)
     assert 2_000 < eyes.one(READ) - before < 5_000
 
