@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,22 @@ CONNECT_SECONDS = 10
 PROXY_SECONDS = 2.0
 """A proxy that knows no server closes a connection within this time."""
 SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
-"""What a client asks first; every PostgreSQL answers it with one byte."""
+"""What a client asks first; every PostgreSQL, and every pooler, answers it with one byte."""
+ENCRYPTION, CLOSED = "encryption", "closed"
+ASK_SECONDS = 10.0
+"""A connection that a pooler has taken, and that gets no answer for so long, has no server."""
+POOLER_WAITS = ("server_login_retry", "client_login_timeout", "query_wait_timeout")
+"""The settings that PgBouncer names when it has no server for a client."""
 
 
 @contextmanager
-def connected(command: str, *, check: bool = True, needs: Needs = "operate") -> Iterator[psycopg.Connection[Any]]:
+def connected(
+    command: str, *, check: bool = True, needs: Needs = "operate", patience: float | None = None
+) -> Iterator[psycopg.Connection[Any]]:
     """A connection in autocommit mode to the configured database. With `check` the schema must fit.
 
-    If the role lacks a right, the error names the rights that the command `needs`.
+    If the role lacks a right, the error names the rights that the command `needs`. If the look at the schema takes
+    longer than `patience`, the connection is given up, and Silent is raised.
     """
     import psycopg
 
@@ -43,7 +51,8 @@ def connected(command: str, *, check: bool = True, needs: Needs = "operate") -> 
             if check:
                 from pgqueue.database import migrations
 
-                migrations.require(conn, settings.schema, needs=needs)
+                with nullcontext() if patience is None else _answered_within(patience, conn):
+                    migrations.require(conn, settings.schema, needs=needs)
             yield conn
         except psycopg.errors.InsufficientPrivilege:
             from pgqueue.database.grants import needing  # only here: probes call `pgqueue health` often
@@ -97,17 +106,59 @@ def server_state() -> Ping:
 
 
 def between_primaries() -> bool:
-    """Whether the address may lead to a primary soon. A standby answers, though the DSN wants one that can be written;
-    or a proxy takes the connection and closes it without a word, as it does while it knows no server."""
+    """Whether the address may lead to a primary soon: something answers there, and nothing that can be written.
+
+    1. A standby answers, though the DSN wants a server that can be written.
+    2. A proxy takes the connection and closes it without a word, as it does while it knows no server.
+    3. A pooler takes the connection, and has no server for it: it lets it wait, or says so.
+    """
     import psycopg
     from psycopg.conninfo import make_conninfo
 
     address = conninfo(config())
     try:
-        with psycopg.connect(make_conninfo(address, target_session_attrs="any"), autocommit=True) as conn:
-            return conn.execute("SHOW transaction_read_only").fetchone() == ("on",)
-    except psycopg.OperationalError:
-        return any(_closes_silently(host, port) for host, port in _places(address))
+        conn = psycopg.connect(make_conninfo(address, target_session_attrs="any"), autocommit=True)
+    except psycopg.OperationalError as error:
+        answers = {_first_word(host, port) for host, port in _places(address)}
+        return CLOSED in answers or (ENCRYPTION in answers and _has_no_server(error))
+    with conn:
+        try:
+            with _answered_within(ASK_SECONDS, conn):
+                return conn.execute("SHOW transaction_read_only").fetchone() == ("on",)
+        except psycopg.OperationalError:  # a session without a server
+            return True
+
+
+def _has_no_server(error: psycopg.OperationalError) -> bool:
+    """Whether a pooler lets a new connection wait, or says that it reaches no server."""
+    from psycopg.errors import ConnectionTimeout
+
+    return isinstance(error, ConnectionTimeout) or any(said in str(error) for said in POOLER_WAITS)
+
+
+@contextmanager
+def _answered_within(seconds: float, conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Break the connection if the block lasts longer than so many seconds, and raise Silent."""
+    import psycopg
+
+    from pgqueue.database import alarms
+    from pgqueue.database.dead_link import hang_up
+    from pgqueue.database.sessions import Silent
+
+    over = False
+
+    def give_up() -> None:
+        nonlocal over
+        over = True
+        hang_up(conn)
+
+    try:
+        with alarms.after(seconds, give_up):
+            yield
+    except psycopg.OperationalError as error:
+        if over:
+            raise Silent(f"no answer within {seconds:g} s") from error
+        raise
 
 
 def _places(address: str) -> list[tuple[str, int]]:
@@ -127,22 +178,22 @@ def _places(address: str) -> list[tuple[str, int]]:
     return [(host, port) for host, port in places if host and not host.startswith(("/", "@"))]
 
 
-def _closes_silently(host: str, port: int) -> bool:
-    """Whether a connection is taken and closed before a server has said anything."""
+def _first_word(host: str, port: int) -> str | None:
+    """How a client is answered there: `ENCRYPTION`, `CLOSED` without a word, or None: nothing answers."""
     import socket
 
     try:
         conn = socket.create_connection((host, port), PROXY_SECONDS)
     except OSError:
-        return False
+        return None
     with conn:
         try:
             conn.sendall(SSL_REQUEST)
-            return conn.recv(1) == b""
+            return {b"N": ENCRYPTION, b"S": ENCRYPTION, b"": CLOSED}.get(conn.recv(1))
         except ConnectionError:
-            return True
+            return CLOSED
         except OSError:
-            return False
+            return None
 
 
 def place(conn: psycopg.Connection[Any]) -> str:

@@ -24,7 +24,7 @@ from pgqueue import early_signals
 from pgqueue import logs as line_format
 from pgqueue.admin.tasks import taken
 from pgqueue.cli import logs
-from pgqueue.cli.database import between_primaries, connected, place, server_state
+from pgqueue.cli.database import ASK_SECONDS, between_primaries, connected, place, server_state
 from pgqueue.cli.exit_codes import DEADLINE, DONE, INTERRUPTED, code_of, line_of
 from pgqueue.cli.known_names import did_you_mean
 from pgqueue.cli.process_end import (
@@ -42,7 +42,7 @@ from pgqueue.config import config, safe
 from pgqueue.database import forks, migrations
 from pgqueue.database.backoff import Backoff, described, is_loss, starved
 from pgqueue.database.outage import Outage
-from pgqueue.database.sessions import ReadOnly
+from pgqueue.database.sessions import ReadOnly, Silent
 from pgqueue.plain_text import plural
 from pgqueue.supervisor.worker_end import WorkerEnd
 from pgqueue.worker.last_message import LastMessage
@@ -99,12 +99,12 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
 
 
 def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
-    """Check the schema; what the banner says. Waits for a server that is starting up, or read only, and between two
-    primaries (`between_primaries`), as long as that takes."""
+    """Check the schema; what the banner says. Waits for a server that is starting up, or read only, or silent, and
+    between two primaries (`between_primaries`), as long as that takes."""
     backoff, state, outage = Backoff(), None, Outage()
     while True:
         try:
-            with connected("work", needs="work") as conn:
+            with connected("work", needs="work", patience=ASK_SECONDS) as conn:
                 if conn.execute("SHOW transaction_read_only").fetchone() == ("on",):
                     raise ReadOnly
                 outage.answered(START)
@@ -112,7 +112,7 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
         except ReadOnly as error:
             pause = outage.lost(START, error)
         except psycopg.OperationalError as error:
-            if between_primaries():
+            if isinstance(error, Silent) or between_primaries():
                 time.sleep(_waits(outage.lost(START, error), worker_end))
                 continue
             before, state = state, server_state()

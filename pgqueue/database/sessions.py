@@ -78,6 +78,10 @@ class Away(OperationalError):
     """No connection could be made for a job: the database takes none. Nothing was done."""
 
 
+class Silent(OperationalError):
+    """The connection was made, and no answer came in time. It is broken."""
+
+
 class Replaced(OperationalError):
     """Nothing was sent: the connection that the message was made for has been replaced by another one."""
 

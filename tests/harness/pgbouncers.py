@@ -62,14 +62,14 @@ class PgBouncer:
         self.stop()
         self._ends.close()
 
-    def start(self) -> None:
-        """Start it; return when it answers."""
+    def start(self, *, is_alone: bool = False) -> None:
+        """Start it; return when it answers. If it `is_alone`, without a server, it only accepts connections."""
         assert PROGRAM is not None
         user, group = _account()
         with self._log.open("ab") as log:
             program = [PROGRAM, str(self._file)]
             self._process = subprocess.Popen(program, stdout=log, stderr=log, user=user, group=group)
-        wait_until(self._answers)
+        wait_until(self._accepts if is_alone else self._answers)
 
     def stop(self) -> None:
         """SIGTERM: it ends at once, with all connections of its clients."""
@@ -80,6 +80,13 @@ class PgBouncer:
 
     def written(self) -> str:
         return self._log.read_text()
+
+    def _accepts(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", int(str(conninfo_to_dict(self.dsn)["port"]))), 1.0).close()
+        except OSError:
+            return False
+        return True
 
     def _answers(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self.written()
