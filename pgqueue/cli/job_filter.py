@@ -80,6 +80,7 @@ def act(verb: str, given: dict[str, Any], steps: Changing, *, again: bool = Fals
     from pgqueue.admin.bulk.operations import STATES
     from pgqueue.admin.filters import filtered, finding
     from pgqueue.cli import known_names
+    from pgqueue.database.primary import refuse_standby
     from pgqueue.database.steps import drive
 
     ids, chosen = list(given["ids"]), read(given)
@@ -88,6 +89,7 @@ def act(verb: str, given: dict[str, Any], steps: Changing, *, again: bool = Fals
     states, others = STATES[verb]
     asked = filtered(ids, states, others if again or verb != "retry" else (), **chosen)
     with connected(verb) as conn:  # in autocommit mode: each statement is a transaction
+        refuse_standby(conn)  # also if no job fits there, and before it is asked
         found = ids if asked is None else drive(conn, finding(asked))
         if asked is not None and not found and asked.queue:
             known_names.warn(conn, asked.queue, asked.task)

@@ -163,6 +163,7 @@ def _act(action: str, given: dict[str, Any]) -> None:
     """Say how many jobs fit, ask, begin, and do it or wait for it."""
     from pgqueue.admin.bulk import operations
     from pgqueue.cli import known_names
+    from pgqueue.database.primary import refuse_standby
 
     as_json, yes, detach = (given.pop(name) for name in ("as_json", "yes", "detach"))
     chosen = read(given)
@@ -170,6 +171,7 @@ def _act(action: str, given: dict[str, Any]) -> None:
         raise click.UsageError("choose with --state, --queue, --task, --error-type")
     how = {name: value for name, value in given.items() if value is not None and value is not False}
     with connected("bulk") as conn:
+        refuse_standby(conn)  # also if no job fits there, and before it is asked
         found = operations.preview_bulk(conn, action, again="again" in how, **chosen)
         if not found.count.n:
             if queue := chosen.get("queue"):

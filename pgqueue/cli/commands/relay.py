@@ -113,11 +113,13 @@ def _list(sources: Sequence[str], as_json: bool) -> None:
 
 
 def _retry(sources: Sequence[str], as_json: bool) -> None:
+    from pgqueue.database.primary import refuse_standby
     from pgqueue.relay import refused
 
     done = []
     for source in sources:
         with _outbox(source) as conn:
+            refuse_standby(conn)
             number = refused.retry(conn)
             done.append({"source": place(conn), "retried": number})
         if not as_json:
