@@ -41,6 +41,7 @@ _SHOWN = re.compile(r"^\*Not run here\b", re.MULTILINE)
 _RUN_BY = re.compile(r"<!-- run by (?P<who>\S+) -->\n$")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+_IMAGE = re.compile(r"!\[[^\]]+\]\(([^)\s]+)\)")
 _FILE = re.compile(r"# (\w+\.py)\n")
 _SHELL = re.compile(r"[|<>&;$`~]")
 """What a command has that only a shell understands."""
@@ -122,6 +123,11 @@ def links(page: Path) -> Iterator[str]:
     yield from _LINK.findall(prose(page))
 
 
+def linked_images(page: Path) -> set[Path]:
+    """The pictures of the project that the page shows."""
+    return {(page.parent / link).resolve() for link in _IMAGE.findall(prose(page)) if "://" not in link}
+
+
 def address(dsn: str) -> str:
     """What follows `postgresql://` in the URL of this database, readable for every driver."""
     parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
@@ -137,7 +143,7 @@ class Reader:
         self._home = home
         self._dsn = dsn
         self._address = address(dsn)
-        self._section = ""
+        self._section: str | None = None
         self._environment: dict[str, str] = {}
         (home / "settings_of_the_page.py").write_text(SETTINGS.format(address=self._address), encoding="utf-8")
 

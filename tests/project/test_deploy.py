@@ -46,6 +46,15 @@ def test_the_deployment_probes_by_health_and_quiets_before_the_end() -> None:
     assert pod["terminationGracePeriodSeconds"] >= int(found[1]) + int(grace.removesuffix("s")) + 20
 
 
+def test_the_migration_is_a_job_that_ends_before_new_workers_come() -> None:
+    job, worker = manifest("kubernetes-migrate.yaml"), manifest("kubernetes.yaml")
+    assert (job["kind"], job["spec"]["template"]["spec"]["restartPolicy"]) == ("Job", "Never")
+    [migrate] = job["spec"]["template"]["spec"]["containers"]
+    [work] = worker["spec"]["template"]["spec"]["containers"]
+    assert migrate["args"] == ["migrate"] and understood(migrate["args"])
+    assert (migrate["image"], migrate["env"]) == (work["image"], work["env"])
+
+
 def test_the_scalers_query_runs(conn: psycopg.Connection) -> None:
     spec = manifest("keda.yaml")["spec"]
     assert spec["scaleTargetRef"]["name"] == manifest("kubernetes.yaml")["metadata"]["name"]

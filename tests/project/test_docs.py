@@ -31,6 +31,7 @@ INDEX = ROOT / "docs" / "README.md"
 COMMANDS = ROOT / "docs" / "commands.md"
 ENQUEUE = ROOT / "docs" / "enqueue.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
+HOWTO = ROOT / "docs" / "howto"
 DESIGN = ROOT / "docs" / "design" / "README.md"
 CI = ROOT / ".ci" / "run"
 PACKAGE = ROOT / "pgqueue"
@@ -62,6 +63,7 @@ SLOW = {
     "steps",
     "streams",
     "testing",
+    "tutorial",
     "worker",
 }
 """The pages whose examples take more than a second: they run in the second stage."""
@@ -69,7 +71,7 @@ SLOW = {
 
 def each_day(page: Path) -> bool:
     """Whether the examples of this page run every day: those of the README do, others if they are quick."""
-    return page.parent != INDEX.parent or page.stem not in SLOW
+    return page.parent != HOWTO and (page.parent != INDEX.parent or page.stem not in SLOW)
 
 
 def with_examples() -> list[Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT
+from pages import PAGES, ROOT
 
-pytestmark = [pytest.mark.second, pytest.mark.promise("F353")]
+pytestmark = pytest.mark.promise("F353")
 
 
 def build(root: Path) -> subprocess.CompletedProcess[str]:
@@ -29,17 +30,26 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.second
 def test_the_site_builds_without_a_warning_and_can_be_searched(copied: Path) -> None:
     done = build(copied)
     assert done.returncode == 0, done.stderr
     site = copied / "build" / "site"
     assert "the-disk-fills" in (site / "night.html").read_text(encoding="utf-8")
+    assert (site / "images" / "order.svg").is_file()
     assert "Not run here" not in (site / "dashboard.html").read_text(encoding="utf-8")
     assert (site / "search" / "search_index.json").stat().st_size > 100_000
 
 
+@pytest.mark.second
 def test_a_link_to_no_section_fails_the_build(copied: Path) -> None:
     page = copied / "docs" / "night.md"
     page.write_text(page.read_text(encoding="utf-8").replace("(#the-disk-fills)", "(#no-such-section)"))
     done = build(copied)
     assert done.returncode != 0 and "no-such-section" in done.stderr
+
+
+def test_the_site_leads_to_each_page_once() -> None:
+    named = re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    there = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES if (ROOT / "docs") in page.parents]
+    assert sorted(named) == sorted(there)
