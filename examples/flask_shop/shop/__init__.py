@@ -1,0 +1,1 @@
+"""A shop on Flask, whose jobs are in its own database."""

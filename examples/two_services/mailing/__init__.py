@@ -1,0 +1,1 @@
+"""The service that sends mails. The queue is in its database."""

@@ -1,0 +1,1 @@
+"""The service that takes orders. It has an outbox in its own database, and no queue."""
