@@ -46,8 +46,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # If PYTHONDONTWRITEBYTECODE is set (`LEAN`), each of a thousand processes would compile all that it imports. So the
-# package and the helpers are compiled ahead, and the tests as they are collected. What a test writes and imports is not:
-# a module that changes twice in a second would be taken for what it was.
+# package and the helpers are compiled ahead, and the tests as they are collected. What a test writes and imports is
+# not: a module that changes twice in a second would be taken for what it was.
 HERE = Path(__file__).parent
 
 
