@@ -10,9 +10,11 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -23,6 +25,32 @@ LAST_LINES = 12
 
 class Died(Exception):
     """A process of a peer has ended, or did not answer; with the end of what it wrote."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise Died where the block takes longer, whatever it waits for. For the main thread only."""
+
+    def over(number: int, frame: FrameType | None) -> None:
+        raise Died(f"it was given up after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def ending_at_sigterm() -> Iterator[None]:
+    """Leave the block by SystemExit at SIGTERM, so that what it has started ends with it."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Child:

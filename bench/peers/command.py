@@ -6,29 +6,36 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, strftime
-from typing import Any
 
 import click
 import psutil
 import psycopg
 
-from bench.peers import peer, quotes, record, report
-from bench.peers.child import Died
+from bench.peers import peer, plan, quotes, record, report
+from bench.peers.child import Died, ending_at_sigterm, limited
 from bench.peers.install import ROOT, Home, NotInstalled, default_home
 from bench.peers.peer import Peer
-from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS, Scenario, applies
+from bench.peers.plan import Step
+from bench.peers.record import LEFT_OUT, Record
+from bench.peers.scenarios import SCENARIOS, Scenario
 from bench.peers.size import Size
 from bench.peers.stage import Servers
 from bench.server import Lab
+from pgqueue import errors
 
 QUICK = 0.01
-FAILURES = (Died, NotInstalled, OSError, subprocess.SubprocessError, psycopg.Error, RuntimeError, KeyError, ValueError)
-"""What a peer that does not work leads to, its own tables included."""
+MINUTES = 60.0
+TOOK = "took_s"
+"""In every sample: how long it took, with all that is around it."""
+FAILURES = (
+    *(Died, NotInstalled, OSError, subprocess.SubprocessError, psycopg.Error, psutil.Error, errors.Error),
+    *(RuntimeError, LookupError, ArithmeticError, ValueError),
+)
+"""What a peer that does not work leads to: its own tables, and a figure of nothing, included."""
 
 
 @click.command("peers")
@@ -42,7 +49,13 @@ FAILURES = (Died, NotInstalled, OSError, subprocess.SubprocessError, psycopg.Err
     help="Also what takes long: a deep backlog, a snapshot of ten minutes, three rounds of each crash.",
 )
 @click.option("--quick", is_flag=True, help="Tiny and once: shows that each peer runs, not how fast anything is.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    help="How long this call may take: smaller samples, then fewer.  [default: 60; no end with --full or --quick]",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run that the file holds.")
+@click.option("--retry", is_flag=True, help="With --resume: take samples that failed once more.")
 @click.option("--list", "listed", is_flag=True, help="Say which peers and scenarios there are, and do nothing.")
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="The folder of the peers.")
 @click.option("--table", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=peer.TABLE, hidden=True)
@@ -56,7 +69,9 @@ def peers(
     rounds: int,
     full: bool,
     quick: bool,
+    minutes: float | None,
     resume: bool,
+    retry: bool,
     listed: bool,
     home: Path | None,
     table: Path,
@@ -76,19 +91,21 @@ def peers(
     place = Home(home or default_home(), known)
     to = to or place.folder / report.RECORD
     missing = _install(place, contenders) if install else {}
-    lab = Lab(int(pg), directory)
-    try:
-        about = lab.about() | _machine() | {"rounds": 1 if quick else rounds, "quick": quick, "full": full}
-        found = _begin(to, about, resume=resume)
+    rounds = 1 if quick else rounds
+    minutes = minutes or (None if quick or full else MINUTES)
+    steps = plan.steps(contenders, wanted, rounds=rounds, full=full, named=bool(_names(scenarios)))
+    begun = monotonic()
+    with ending_at_sigterm(), closing(Lab(int(pg), directory)) as lab:
+        about = lab.about() | _machine() | {"rounds": rounds, "quick": quick, "full": full}
+        about["scale"] = QUICK if quick else plan.scale_for(steps, minutes, full=full) if minutes else 1.0
+        found = _begin(to, about, resume=resume, retry=retry)
         with tempfile.TemporaryDirectory(prefix="pgqueue-peers-") as folder:
             servers = Servers(lab, place, Path(folder))
             try:
                 _introduce(found, contenders, place, missing)
-                _measure(found, servers, contenders, wanted, to)
+                _measure(found, servers, steps, to, begun=begun, minutes=minutes)
             finally:
                 servers.close()
-    finally:
-        lab.close()
     click.echo(report.markdown(found))
     click.echo(f"record: {to}", err=True)
     return None
@@ -107,8 +124,8 @@ def write_report(file: Path | None, to: Path | None, write: bool) -> None:
         raise click.UsageError("name a record and --to a folder, or say --write")
     if file is not None:
         found = record.read(file)
-        if write and (found.about.get("quick") or not found.about.get("full")):
-            raise click.UsageError(f"{file} is of no full run: the pages quote one of --full, without --quick")
+        if write and (lacks := quotes.lacking(found)):
+            raise click.UsageError(f"{file} is of no whole run, which alone the pages quote: it lacks {lacks}")
         for folder in [*([to] if to else []), *([quotes.RESULTS] if write else [])]:
             for path in report.write(found, folder):
                 click.echo(path)
@@ -117,44 +134,59 @@ def write_report(file: Path | None, to: Path | None, write: bool) -> None:
             click.echo(path)
 
 
-def _measure(found: Record, servers: Servers, contenders: list[Peer], wanted: list[Scenario], to: Path) -> None:
-    """Take every sample that the record does not have; write it down after each."""
-    todo = [step for step in _steps(found.about, contenders, wanted) if not _is_there(found, *step)]
-    begun = monotonic()
-    for number, (scenario, this, turn) in enumerate(todo):
-        sample = _sample(servers, scenario, this, found)
-        found.add(scenario.name, this.name, turn, sample)
+def _measure(
+    found: Record, servers: Servers, steps: list[Step], to: Path, *, begun: float, minutes: float | None = None
+) -> None:
+    """Take every sample that the record does not have, until the minutes are over; write it down after each."""
+    scale, full = found.about["scale"], found.about["full"]
+    todo = [step for step in steps if not _is_there(found, step)]
+    planned, pace, started = plan.seconds(todo, scale, full=full), 1.0, monotonic()
+    of = f" of {minutes:g}" if minutes else ""
+    click.echo(f"{len(todo)} samples, likely {planned / 60:.0f}{of} min, sizes x {scale:g}", err=True)
+    for number, step in enumerate(todo):
+        left = plan.seconds(todo[number:], scale, full=full)
+        if minutes and monotonic() + pace * step.seconds(scale, full=full) > begun + 60 * minutes:
+            break
+        sample = _sample(servers, step, found)
+        found.add(step.scenario.name, step.peer.name, step.turn, sample)
+        _note_left(found, steps)
         found.write(to)
-        left = (monotonic() - begun) / (number + 1) * (len(todo) - number - 1)
+        left -= step.seconds(scale, full=full)
+        pace = (monotonic() - started) / (planned - left)
         words = sample.get("error") or "  ".join(f"{key} {value:,.4g}" for key, value in sample.items())
-        place = f"[{number + 1}/{len(todo)}, {left / 60:.0f} min left]"
-        click.echo(f"{place} {scenario.name} round {turn} {this.name}: {words}", err=True)
+        budget = f", time for {max(0.0, minutes - (monotonic() - begun) / 60):.0f}" if minutes else ""
+        place = f"[{number + 1}/{len(todo)}, {pace * left / 60:.0f} min left{budget}]"
+        click.echo(f"{place} {step.scenario.name} round {step.turn} {step.peer.name}: {words}", err=True)
+    if absent := found.about.get(LEFT_OUT):
+        click.echo(f"the minutes are over, and {len(absent)} samples are left: --resume goes on with them", err=True)
 
 
-def _steps(
-    about: Mapping[str, Any], contenders: list[Peer], wanted: list[Scenario]
-) -> Iterator[tuple[Scenario, Peer, int]]:
-    """Scenario by scenario, the peers in turn, their order turned round each time."""
-    for scenario in wanted:
-        rounds = 1 if scenario.once and not about["full"] else about["rounds"]
-        for turn in range(1, rounds + 1):
-            for this in contenders if turn % 2 else contenders[::-1]:
-                if applies(scenario, this):
-                    yield scenario, this, turn
+def _note_left(found: Record, steps: list[Step]) -> None:
+    """Write into the record which samples of its plans it does not have yet."""
+    here = [[step.scenario.name, step.peer.name, step.turn] for step in steps if not _is_there(found, step)]
+    before = [left for left in found.about.get(LEFT_OUT, []) if left not in here and not found.has(*left)]
+    found.about[LEFT_OUT] = [*here, *before]
 
 
-def _is_there(found: Record, scenario: Scenario, this: Peer, turn: int) -> bool:
-    return found.has(scenario.name, this.name, turn) or found.peers[this.name]["reason"] is not None
+def _is_there(found: Record, step: Step) -> bool:
+    name = step.peer.name
+    return found.has(step.scenario.name, name, step.turn) or found.peers[name]["reason"] is not None
 
 
-def _sample(servers: Servers, scenario: Scenario, this: Peer, found: Record) -> record.Sample:
-    """One sample, or why there is none: a peer that fails never ends the run."""
-    size = Size(QUICK if found.about["quick"] else 1.0, found.medians(this.name), found.about["full"])
+def _sample(servers: Servers, step: Step, found: Record) -> record.Sample:
+    """One sample, or why there is none: a peer that fails or hangs never ends the run."""
+    scale, full = found.about["scale"], found.about["full"]
+    size = Size(scale, found.medians(step.peer.name), full)
+    begun = monotonic()
     try:
-        with servers.stage(this, history=scenario.history) as stage:
-            return dict(scenario.take(stage, size))
+        with (
+            servers.stage(step.peer, history=step.scenario.history) as stage,
+            limited(step.limit(scale, full=full)),
+        ):
+            sample: record.Sample = dict(step.scenario.take(stage, size))
     except FAILURES as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        sample = {"error": f"{type(error).__name__}: {error}"}
+    return {**sample, TOOK: round(monotonic() - begun, 1)}
 
 
 def _install(place: Home, contenders: list[Peer]) -> dict[str, str]:
@@ -185,8 +217,8 @@ def _introduce(found: Record, contenders: list[Peer], place: Home, missing: dict
             click.echo(f"{this.name} is not run: {reason}", err=True)
 
 
-def _begin(to: Path, about: dict[str, object], *, resume: bool) -> Record:
-    """An empty record, or the one to go on with, if it was made with the same versions and sizes."""
+def _begin(to: Path, about: dict[str, object], *, resume: bool, retry: bool = False) -> Record:
+    """An empty record, or the one to go on with, if it was made with the same versions. Its sizes stay as they are."""
     if not resume or not to.exists():
         return Record(about=about)
     found = record.read(to)
@@ -195,6 +227,8 @@ def _begin(to: Path, about: dict[str, object], *, resume: bool) -> Record:
             raise click.UsageError(
                 f"{to} was made with {key} {found.about.get(key)!r}, and it is {about[key]!r} now: begin a new run"
             )
+    if retry:
+        found.forget_errors()
     return found
 
 

@@ -6,7 +6,8 @@
   start of its jobs, as in `start`.
 - `held`: a snapshot is held that is older than all jobs. First a drain. Then a flow of jobs for two minutes, ten with
   `--full`, at a rate that is the same for all peers that can keep up with it. Then another drain. The flow is cut into
-  parts of equal length: jobs begun a second, and from commit to start, in each.
+  parts of equal length: jobs begun a second, and from commit to start, in each. `held-2`: the same with two worker
+  processes.
 
 A depth that a peer does not fill within half a minute is left out. Rates come from the times at which jobs have begun,
 which the handler writes down.
@@ -60,14 +61,14 @@ def depth_start(stage: Stage, size: Size) -> Values:
     }
 
 
-def held(stage: Stage, size: Size) -> Values:
-    jobs = size.jobs(stage.peer.size)
+def held(stage: Stage, size: Size, processes: int = 1) -> Values:
+    jobs = processes * size.jobs(stage.peer.size)
     with _snapshot(stage.dsn):
         stage.fill("noop", jobs)
-        before, _ = _rate(stage, jobs)
-        flow = _flow(stage, size)
+        before, _ = _rate(stage, jobs, processes, until_done=True)
+        flow = _flow(stage, size, processes)
         stage.fill("noop", jobs)
-        after, _ = _rate(stage, jobs)
+        after, _ = _rate(stage, jobs, processes, until_done=True)
     return {"share": after / before, "jobs_s": after, **flow}
 
 
@@ -77,11 +78,20 @@ def _depths(stage: Stage, size: Size) -> list[int]:
     return [deep for deep in DEPTHS if deep == DEPTHS[0] or deep <= FILL_SECONDS * rate]
 
 
-def _rate(stage: Stage, part: int) -> tuple[float, int]:
-    """Jobs a second while a new worker begins so many; and how many it had begun when it had ended."""
+def held_2(stage: Stage, size: Size) -> Values:
+    return held(stage, size, 2)
+
+
+def _rate(stage: Stage, part: int, processes: int = 1, *, until_done: bool = False) -> tuple[float, int]:
+    """Jobs a second while new workers begin so many; and how many they had begun when they had ended.
+
+    `until_done`: they end when all jobs are done. Else jobs that they leave running are found much later.
+    """
     since = monotonic()
-    stage.work(starts=True)
+    stage.work(processes, starts=True)
     stage.wait_for(part, 2 * PATIENCE)
+    if until_done:
+        stage.wait_until_done(PATIENCE)
     ran = stage.stop_work()
     times = sorted(at for _, at in stage.starts() if at > since)[:part]
     return (len(times) - 1) / max(SHORTEST, times[-1] - times[0]), ran
@@ -101,12 +111,12 @@ def _start(stage: Stage, seconds: float) -> float:
     return median(ms for _, ms in waits(stage, events, since))
 
 
-def _flow(stage: Stage, size: Size) -> Values:
+def _flow(stage: Stage, size: Size, processes: int) -> Values:
     """A flow of jobs for the time that the snapshot is held: rate and p50 in each part of it."""
     seconds = size.seconds(HELD_SECONDS_FULL if size.full else HELD_SECONDS)
     rate = min([HELD_RATE, *(known / 2 for known in size.known("drain-1.jobs_s", "bulk.jobs_s"))])
     producer, probe = stage.client(), stage.client()
-    stage.work(starts=True)
+    stage.work(processes, starts=True)
     probe.ask(do="one", task="noop", n=5)
     stage.wait_for(5, PATIENCE)
     producer.say(do="flow", task="noop", rate=rate, seconds=seconds)

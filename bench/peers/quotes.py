@@ -1,4 +1,4 @@
-"""What README.md and docs/compare.md quote of the last full run, and of the list of peers: marked blocks in them.
+"""What README.md and docs/compare.md quote of the last whole run, and of the list of peers: marked blocks in them.
 
 A block begins with `<!-- NAME: python -m bench report --write -->` and ends with `<!-- end of NAME -->`. Nothing
 between them is written by hand, and a test compares it with bench/results/peers.json. Without it there is no figure.
@@ -15,7 +15,7 @@ from bench.peers.chart import number
 from bench.peers.install import ROOT
 from bench.peers.peer import OURS, Peer, read
 from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS
+from bench.peers.scenarios import SCENARIOS, Scenario, applies
 
 RESULTS = ROOT / "bench" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "compare.md")
@@ -28,13 +28,40 @@ class NoPlace(Exception):
 
 
 def last() -> Record | None:
-    """The last full run; None while there is none."""
+    """The last whole run; None while there is none."""
     file = RESULTS / report.RECORD
     return record.read(file) if file.exists() else None
 
 
+def lacking(found: Record) -> str:
+    """What this run lacks to be quoted: sizes that mean something, and a sample of all that a run without --full
+    measures; nothing if it is whole."""
+    if found.about.get("quick"):
+        return "sizes that mean something: it is of --quick"
+    peers = [this for this in read().peers.values() if this.reason is None]
+    if strangers := [this.name for this in peers if this.name not in found.peers]:
+        return f"the peers {', '.join(strangers)}"
+    return "; ".join(
+        f"{scenario.name} of {', '.join(absent)}"
+        for scenario in SCENARIOS.values()
+        if not scenario.full_only and (absent := _absent(found, scenario, peers))
+    )
+
+
+def _absent(found: Record, scenario: Scenario, peers: list[Peer]) -> list[str]:
+    """The peers without a sample. What takes long may lack all but pgqueue."""
+    return [
+        this.name
+        for this in peers
+        if applies(scenario, this)
+        and not (scenario.once and this.name != OURS)
+        and found.peers[this.name]["reason"] is None
+        and not found.has(scenario.name, this.name, 1)
+    ]
+
+
 def write() -> list[Path]:
-    """Fill each block of each page from the last full run; the pages that have changed."""
+    """Fill each block of each page from the last whole run; the pages that have changed."""
     changed = []
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
@@ -94,12 +121,13 @@ def _row(found: Record, name: str) -> list[str] | None:
 
 def _figures(found: Record | None) -> str:
     if found is None:
-        return "There is no full run of this version yet, so this page has no figure."
+        return "There is no whole run of this version yet, so this page has no figure."
     about = found.about
     machine = ", ".join(str(about[key]) for key in ("cpu", "machine", "memory") if key in about)
     kept = [f"- {verdict.word}: {verdict.sentence}" for verdict in judge(found) if verdict.figure is not None]
     parts = [
         f"Seen {about.get('begun', '?')} on {machine}. A ratio is pgqueue's figure over that of the best other.",
+        report.effort(found),
         report.table(
             ["measured", "pgqueue", "best other", "ratio"], [row for name in SCENARIOS if (row := _row(found, name))]
         ),

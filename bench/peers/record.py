@@ -14,6 +14,8 @@ from statistics import median
 from typing import Any
 
 Sample = dict[str, Any]
+LEFT_OUT = "left_out"
+"""In `about`: scenario, peer and round of each sample for which there was no time."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,13 @@ class Record:
     def add(self, scenario: str, peer: str, number: int, sample: Mapping[str, Any]) -> None:
         """Keep the sample of this round."""
         self.samples.setdefault(scenario, {}).setdefault(peer, {})[str(number)] = dict(sample)
+
+    def forget_errors(self) -> None:
+        """Drop every sample that failed, so that it is taken once more."""
+        for peers in self.samples.values():
+            for rounds in peers.values():
+                for number in [number for number, sample in rounds.items() if "error" in sample]:
+                    del rounds[number]
 
     def has(self, scenario: str, peer: str, number: int) -> bool:
         return str(number) in self.samples.get(scenario, {}).get(peer, {})

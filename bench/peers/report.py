@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from bench.peers.bars import judge
 from bench.peers.chart import charts, curve_file, curve_of, number
 from bench.peers.drain import WITH_START
 from bench.peers.peer import OURS
-from bench.peers.record import Record
+from bench.peers.record import LEFT_OUT, Record
 from bench.peers.scenarios import SCENARIOS, Measure, Scenario
 
 FIRST = ("application", "drain-1", "drain-2")
@@ -51,8 +52,20 @@ def _head(record: Record) -> str:
         f"{about.get('rounds', '?')} rounds, the peers in turn, on {about.get('machine', '?')} that client and server "
         "share. A figure is the median of the rounds. A ratio is pgqueue's figure over the peer's, the median of the "
         "rounds' own ratios.",
+        "",
+        effort(record),
     ]
     return "\n".join(lines)
+
+
+def effort(record: Record) -> str:
+    """How large the samples were, and what the run left out: short, for a page of any kind."""
+    scale = record.about.get("scale", 1.0)
+    size = "at full size" if scale == 1.0 else f"at {scale:.0%} of the full size, so that all fit into the minutes"
+    absent = Counter(SCENARIOS[name].title for name, _, _ in record.about.get(LEFT_OUT, []))
+    lines = [f"- {title}: {count}" for title, count in absent.items()]
+    left = ["", "There was no time for these samples, by scenario:", "", *lines] if lines else []
+    return "\n".join([f"Samples were taken {size}.", *left])
 
 
 def _section(record: Record, scenario: Scenario) -> str:
@@ -78,6 +91,12 @@ def _section(record: Record, scenario: Scenario) -> str:
         for name in found
         if record.values(scenario.name, name, WITH_START)
     ]
+    most = max((len(record.values(scenario.name, name, first.key)) for name in found), default=0)
+    fewer: dict[int, list[str]] = {}
+    for name in found:
+        if (rounds := len(record.values(scenario.name, name, first.key))) < most:
+            fewer.setdefault(rounds, []).append(record.title(name))
+    notes += [f"- {rounds} of {most} rounds: {', '.join(names)}." for rounds, names in sorted(fewer.items())]
     better = "Less is better." if first.less_is_better else "More is better."
     parts = [f"## {scenario.title}", f"![{scenario.title}]({scenario.name}.svg)", better, table(head, rows)]
     parts += [
@@ -122,7 +141,7 @@ def _peers(record: Record) -> str:
 
 def _settings(record: Record) -> str:
     rows = [[about["title"], f"`{json.dumps(about['settings'])}`"] for about in record.peers.values()]
-    server = "\n".join(f"- {name}: {value}" for name, value in record.about.items())
+    server = "\n".join(f"- {name}: {value}" for name, value in record.about.items() if name != LEFT_OUT)
     return f"## Settings and machine\n\n{table(['peer', 'settings'], rows)}\n\n{server}"
 
 

@@ -15,12 +15,14 @@
 - `idle`: a worker that has worked and has nothing to do.
 - `killed`: a worker whose jobs take an hour is killed by SIGKILL, while others wait. Another worker, with jobs of 1 ms,
   is started at once. From the kill until the last of the killed worker's jobs has begun again. What has not within a
-  minute is counted, and the figure is that minute. Nothing is tuned for it: these are the settings of the other tables.
+  minute is counted, and the figure is that minute (in a run that is made smaller: less, and the table says how much).
+  Nothing is tuned for it: these are the settings of the other tables.
 - `crashed`: PostgreSQL crashes and starts again while a worker works off jobs of 10 ms. From the moment when the server
-  accepts connections until a job begins. Then the worker has a minute for what is left. Counted are the jobs that have
+  accepts connections until a job begins. Then the worker has as long for what is left. Counted are the jobs that have
   not begun by then, and those that began twice. A worker that ends is started again, as by a supervisor.
-- `depth`, `depth-start`, `held`: see curves.py. The first two only with `--full`.
-- `killed`, `crashed` and `held` take long: one round of them, and all with `--full`.
+- `depth`, `depth-start`, `held`, `held-2`: see curves.py. Without `--full` or their names only `held` is measured, of
+  the peers near pgqueue.
+- `killed`, `crashed`, `held` and `held-2` take long: one round of them, and all with `--full`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-from bench.peers.curves import DEPTHS, PARTS, depth, depth_start, held
+from bench.peers.curves import DEPTHS, PARTS, depth, depth_start, held, held_2
 from bench.peers.drain import drain
 from bench.peers.peer import Peer
 from bench.peers.size import PATIENCE, Size, Values
@@ -42,7 +44,7 @@ ONE_JOBS = 3_000
 BULK_MOST = 100_000
 HOUR = 3_600.0
 CRASHED_JOBS = 10_000
-AGAIN_SECONDS = 60.0
+AGAIN_SECONDS, AGAIN_LEAST = 60.0, 35.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,17 @@ class Scenario:
     full_only: bool = False
     once: bool = False
     """One round, but with `--full`."""
+    postgresql_only: bool = False
+    """It says nothing about a peer on Redis."""
+    near_only: bool = False
+    """Only of the peers near pgqueue (see plan.py), but with `--full` or by its name."""
     curves: tuple[Curve, ...] = ()
+    around_s: float = 3.0
+    """How long a sample is likely to take, whatever its size: a database, the start and the end of processes."""
+    scaled_s: float = 5.0
+    """And how long besides, at full size."""
+    full_s: float = 0.0
+    """The same with `--full`, where that takes longer."""
 
 
 def one(stage: Stage, size: Size) -> Values:
@@ -140,11 +152,12 @@ def killed(stage: Stage, size: Size) -> Values:
     begun = monotonic()
     held = {number for number, _ in stage.starts()}
     stage.work(starts=True)
+    limit = size.seconds(AGAIN_SECONDS, AGAIN_LEAST)
     while again := held - {number for number, at in stage.starts() if at > begun}:
-        if monotonic() - begun > AGAIN_SECONDS:
+        if monotonic() - begun > limit:
             break
         sleep(0.01)
-    return {"again_s": monotonic() - begun, "held": len(held), "left": len(again)}
+    return {"again_s": monotonic() - begun, "held": len(held), "left": len(again), "limit_s": limit}
 
 
 def crashed(stage: Stage, size: Size) -> Values:
@@ -153,7 +166,8 @@ def crashed(stage: Stage, size: Size) -> Values:
     stage.work(starts=True, seconds=0.01)
     stage.wait_for(max(1, jobs // 10), PATIENCE)
     accepted = stage.lab.crash()
-    until, first, revived = monotonic() + AGAIN_SECONDS, AGAIN_SECONDS, 0
+    limit = size.seconds(AGAIN_SECONDS, AGAIN_LEAST)
+    until, first, revived = monotonic() + limit, limit, 0
     while (now := monotonic()) < until:
         starts = stage.starts()
         first = min([first, *(at - accepted for _, at in starts if at > accepted)])
@@ -163,7 +177,8 @@ def crashed(stage: Stage, size: Size) -> Values:
         sleep(0.05)
     begun = Counter(number for number, _ in stage.starts())
     twice = begun.total() - len(begun)
-    return {"back_s": first, "whole_s": now - accepted, "left": jobs - len(begun), "twice": twice, "revived": revived}
+    found = {"back_s": first, "whole_s": now - accepted, "left": jobs - len(begun), "twice": twice, "revived": revived}
+    return {**found, "limit_s": limit}
 
 
 def idle(stage: Stage, size: Size) -> Values:
@@ -202,33 +217,65 @@ _IDLE = (
     Measure("worker_cpu", "worker CPU %", True),
     Measure("server_cpu", "server CPU %", True),
 )
+_LEFT = (Measure("left", "not in time", True), Measure("limit_s", "s waited at most"))
 _DEPTH_RATES = Curve("jobs_s", "jobs/s", DEPTHS, "waiting")
 _DEPTH_STARTS = Curve("p50_ms", "p50 ms", DEPTHS, "waiting", less_is_better=True)
 _HELD_RATES = Curve("jobs_s", "jobs/s", PARTS, f"of {len(PARTS)} parts of the time")
 _HELD_STARTS = Curve("p50_ms", "p50 ms", PARTS, f"of {len(PARTS)} parts of the time", less_is_better=True)
+_HELD = (
+    Measure("share", "drain after the flow, of the one before"),
+    Measure("last", "jobs/s in the last half, of the first"),
+    RATE,
+    Measure("seconds", "s held"),
+    *_HELD_STARTS.measures,
+)
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("one", "Enqueue one per transaction", one, (RATE,)),
-        Scenario("bulk", "Enqueue many", bulk, (RATE,)),
-        Scenario("drain-1", "Drain of no-op jobs, one worker process", drain_1, (RATE, *_COSTS)),
-        Scenario("drain-2", "Drain of no-op jobs, two worker processes", drain_2, (RATE, *_COSTS)),
-        Scenario("start", "From commit to start, at rest", start, _STARTS),
-        Scenario("start-loaded", "From commit to start, at half load", start_loaded, _STARTS_LOADED),
+        Scenario("one", "Enqueue one per transaction", one, (RATE,), around_s=1.5, scaled_s=3.0),
+        Scenario("bulk", "Enqueue many", bulk, (RATE,), around_s=1.5, scaled_s=4.0),
+        Scenario("drain-1", "Drain of no-op jobs, one worker process", drain_1, (RATE, *_COSTS), scaled_s=8.0),
+        Scenario("drain-2", "Drain of no-op jobs, two worker processes", drain_2, (RATE, *_COSTS), scaled_s=12.0),
+        Scenario("start", "From commit to start, at rest", start, _STARTS, scaled_s=15.0),
+        Scenario(
+            "start-loaded",
+            "From commit to start, at half load",
+            start_loaded,
+            _STARTS_LOADED,
+            around_s=4.0,
+            scaled_s=15.0,
+        ),
         Scenario(
             "application",
             "Like an application: 200 bytes, 1 ms, producers beside, history kept",
             application,
             (RATE, Measure("enqueued_s", "enqueued/s beside")),
             history=True,
+            around_s=3.5,
+            scaled_s=9.0,
         ),
-        Scenario("idle", "Idle worker", idle, _IDLE),
+        Scenario("idle", "Idle worker", idle, _IDLE, around_s=3.5, scaled_s=14.0),
+        Scenario(
+            "held",
+            "A snapshot is held: a flow of jobs, then a drain",
+            held,
+            _HELD,
+            once=True,
+            postgresql_only=True,
+            near_only=True,
+            curves=(_HELD_RATES, _HELD_STARTS),
+            around_s=15.0,
+            scaled_s=140.0,
+            full_s=620.0,
+        ),
         Scenario(
             "killed",
             "A worker is killed: seconds until its jobs run again",
             killed,
-            (Measure("again_s", "s", True), Measure("held", "jobs"), Measure("left", "not within 60 s", True)),
+            (Measure("again_s", "s", True), Measure("held", "jobs"), *_LEFT),
             once=True,
+            around_s=30.0,
+            scaled_s=15.0,
         ),
         Scenario(
             "crashed",
@@ -237,11 +284,14 @@ SCENARIOS = {
             (
                 Measure("back_s", "s", True),
                 Measure("whole_s", "s until all have begun", True),
-                Measure("left", "not within 60 s", True),
+                *_LEFT,
                 Measure("twice", "jobs begun twice", True),
                 Measure("revived", "workers that ended", True),
             ),
             once=True,
+            postgresql_only=True,
+            around_s=10.0,
+            scaled_s=10.0,
         ),
         Scenario(
             "depth",
@@ -260,18 +310,17 @@ SCENARIOS = {
             curves=(_DEPTH_STARTS,),
         ),
         Scenario(
-            "held",
-            "A snapshot is held: a flow of jobs, then a drain",
-            held,
-            (
-                Measure("share", "drain after the flow, of the one before"),
-                Measure("last", "jobs/s in the last half, of the first"),
-                RATE,
-                Measure("seconds", "s held"),
-                *_HELD_STARTS.measures,
-            ),
+            "held-2",
+            "A snapshot is held, two worker processes: a flow of jobs, then a drain",
+            held_2,
+            _HELD,
+            full_only=True,
             once=True,
+            postgresql_only=True,
             curves=(_HELD_RATES, _HELD_STARTS),
+            around_s=15.0,
+            scaled_s=150.0,
+            full_s=630.0,
         ),
     )
 }
@@ -279,4 +328,4 @@ SCENARIOS = {
 
 def applies(scenario: Scenario, peer: Peer) -> bool:
     """Whether this scenario says anything about this peer: only PostgreSQL holds a snapshot, or crashes here."""
-    return scenario.name not in ("held", "crashed") or peer.server == "postgresql"
+    return not scenario.postgresql_only or peer.server == "postgresql"

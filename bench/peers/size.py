@@ -23,8 +23,8 @@ class Size:
     def jobs(self, full: int) -> int:
         return max(50, round(full * self.scale))
 
-    def seconds(self, full: float) -> float:
-        return max(0.5, full * self.scale)
+    def seconds(self, full: float, least: float = 0.5) -> float:
+        return max(least, full * self.scale)
 
     def known(self, *measures: str) -> list[float]:
         """Those of these medians that there are."""

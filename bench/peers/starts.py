@@ -19,6 +19,7 @@ from bench.samples import percentile
 Waits = list[tuple[float, float]]
 """When each commit had returned, and the milliseconds until its job began."""
 WARM_JOBS = 20
+REST_SECONDS, LOADED_SECONDS = 15.0, 10.0
 HALVINGS = 4
 GROWN_FACTOR, GROWN_MS = 2.0, 50.0
 """A queue grows where the last third of the starts waits more than this much longer than the first."""
@@ -26,19 +27,19 @@ GROWN_FACTOR, GROWN_MS = 2.0, 50.0
 
 def start(stage: Stage, size: Size) -> Values:
     probe = _at_work(stage)
-    return _percentiles(_probed(stage, probe, size.seconds(10.0)))
+    return _percentiles(_probed(stage, probe, size.seconds(REST_SECONDS)))
 
 
 def start_loaded(stage: Stage, size: Size) -> Values:
     known = size.known("drain-1.jobs_s", "bulk.jobs_s")
     load = min(known) / 2 if known else stage.peer.size / 10
     probe, other = _at_work(stage), stage.client()
-    found = _beside(stage, probe, other, load, size.seconds(10.0))
+    found = _beside(stage, probe, other, load, size.seconds(LOADED_SECONDS))
     for _ in range(HALVINGS):
         if not grows(found):
             break
         load /= 2
-        found = _beside(stage, probe, other, load, size.seconds(10.0))
+        found = _beside(stage, probe, other, load, size.seconds(LOADED_SECONDS))
     return {**_percentiles(found), "beside_s": load, "grows": float(grows(found))}
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import threading
 import tomllib
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,13 +17,14 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bench.peers import chart, command, curves, peer, quotes, record, report, starts
+from bench.peers import chart, command, curves, peer, plan, quotes, record, report, starts
 from bench.peers.bars import BARS, Bar, judge
+from bench.peers.child import Child, Died, ending_at_sigterm, limited
 from bench.peers.command import peers, write_report
 from bench.peers.curves import DEPTHS
 from bench.peers.drain import WITH_START
-from bench.peers.record import Record
-from bench.peers.scenarios import SCENARIOS, Scenario
+from bench.peers.record import LEFT_OUT, Record
+from bench.peers.scenarios import SCENARIOS
 from bench.peers.size import Size
 
 ADAPTERS = Path(command.__file__).parent / "adapters"
@@ -76,7 +81,13 @@ def test_a_peer_that_fails_is_listed_and_the_others_are_measured(tmp_path: Path)
     assert first.exit_code == 0, first.output
     found = record.read(to)
     drained = found.samples["drain-1"]["pgqueue"]["1"]
-    assert drained.keys() - {WITH_START} == {"jobs_s", "server_us", "worker_us", "wal_bytes", "transactions"}, drained
+    assert drained.keys() - {WITH_START, command.TOOK} == {
+        "jobs_s",
+        "server_us",
+        "worker_us",
+        "wal_bytes",
+        "transactions",
+    }, drained
     assert drained["jobs_s"] > 0 and drained["wal_bytes"] > 0
     assert "ModuleNotFoundError" in (found.error("drain-1", "broken") or ""), "the end of what it wrote is its reason"
     assert "UndefinedTable" in (found.error("drain-1", "misread") or ""), "its tables are not as the table here says"
@@ -123,8 +134,8 @@ class HeldStage:
 
 def test_the_snapshot_is_older_than_the_first_job_and_held_to_the_last(dsn: str, monkeypatch: Any) -> None:
     rates = iter([(100.0, 10), (80.0, 10)])
-    monkeypatch.setattr(curves, "_rate", lambda stage, part: next(rates))
-    monkeypatch.setattr(curves, "_flow", lambda stage, size: {"last": 1.0})
+    monkeypatch.setattr(curves, "_rate", lambda stage, part, processes, until_done: next(rates))
+    monkeypatch.setattr(curves, "_flow", lambda stage, size, processes: {"last": 1.0})
     stage: Any = HeldStage(dsn)
 
     values = curves.held(stage, Size())
@@ -183,12 +194,88 @@ def test_a_depth_that_takes_too_long_to_fill_is_left_out() -> None:
 
 def test_what_takes_long_has_one_round_but_in_a_full_run() -> None:
     known = peer.chosen(peer.read().peers, ["graphile-worker"])
-    steps = command._steps({"rounds": 3, "full": False}, known, [SCENARIOS["held"], SCENARIOS["one"]])
-    assert [(scenario.name, turn) for scenario, this, turn in steps if this.name == peer.OURS] == [
-        ("held", 1),
+    found = plan.steps(known, [SCENARIOS["held"], SCENARIOS["one"]], rounds=3, full=False)
+    assert [(step.scenario.name, step.turn) for step in found if step.peer.name == peer.OURS] == [
         *(("one", turn) for turn in (1, 2, 3)),
+        ("held", 1),
     ]
-    assert len(list(command._steps({"rounds": 3, "full": True}, known, [SCENARIOS["held"]]))) == 6
+    assert len(plan.steps(known, [SCENARIOS["held"]], rounds=3, full=True)) == 6
+
+
+@pytest.mark.promise("F238")
+def test_a_run_that_ends_early_has_a_round_of_everything_and_then_the_near_peers() -> None:
+    known = peer.chosen(peer.read().peers, ["graphile-worker", "rq"])
+    found = plan.steps(known, [SCENARIOS["one"], SCENARIOS["killed"], SCENARIOS["bulk"]], rounds=2, full=False)
+    assert [f"{step.scenario.name} {step.turn} {step.peer.name}" for step in found] == [
+        *(f"one 1 {name}" for name in ("pgqueue", "graphile-worker", "rq")),
+        *(f"bulk 1 {name}" for name in ("pgqueue", "graphile-worker", "rq")),
+        *(f"{scenario} 2 {name}" for scenario in ("one", "bulk") for name in ("graphile-worker", "pgqueue")),
+        *(f"killed 1 {name}" for name in ("pgqueue", "graphile-worker")),
+        *("one 2 rq", "bulk 2 rq", "killed 1 rq"),
+    ]
+
+
+@pytest.mark.promise("F238")
+def test_samples_are_made_smaller_until_all_fit_but_not_below_the_least() -> None:
+    wanted = [scenario for scenario in SCENARIOS.values() if not scenario.full_only]
+    found = plan.steps([this for this in peer.read().peers.values() if not this.reason], wanted, rounds=3, full=False)
+    hour = plan.scale_for(found, command.MINUTES, full=False)
+    assert plan.LEAST <= hour < 1.0
+    assert plan.seconds(found, hour, full=False) <= 60 * command.MINUTES, "without an option all of it takes an hour"
+    assert plan.scale_for(found, 1_000.0, full=False) == 1.0
+    assert plan.scale_for(found, 1.0, full=False) == plan.LEAST
+
+
+@pytest.mark.promise("F238")
+def test_what_the_minutes_leave_out_is_written_down_and_taken_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "peers.json"
+    taken: list[str] = []
+
+    def sample(servers: object, step: plan.Step, found: Record) -> record.Sample:
+        taken.append(step.peer.name)
+        return {"jobs_s": 1.0}
+
+    monkeypatch.setattr(command, "_sample", sample)
+    clock = count(0.0, 10.0)  # each look at it is ten seconds later
+    monkeypatch.setattr(command, "monotonic", lambda: next(clock))
+    known = peer.chosen(peer.read().peers, ["graphile-worker"])
+    steps = plan.steps(known, [SCENARIOS["one"]], rounds=2, full=False)
+    found = Record(_plain_about(rounds=2), {name: _about(name) for name in ("pgqueue", "graphile-worker")})
+    servers: Any = None
+
+    command._measure(found, servers, steps, to, begun=0.0, minutes=1.0)
+
+    assert 0 < len(taken) < len(steps)
+    left = record.read(to).about[LEFT_OUT]
+    assert left == [["one", step.peer.name, step.turn] for step in steps[len(taken) :]]
+    assert f"- Enqueue one per transaction: {len(left)}" in report.effort(found)
+    command._measure(record.read(to), servers, steps, to, begun=0.0)
+    assert len(taken) == len(steps) and record.read(to).about[LEFT_OUT] == []
+
+
+@pytest.mark.promise("F239")
+def test_a_sample_that_hangs_is_given_up_and_the_run_goes_on(tmp_path: Path) -> None:
+    """The handlers of signals are as before."""
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(Died, match="given up"), limited(0.05):
+        threading.Event().wait()
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert issubclass(Died, command.FAILURES)
+
+
+@pytest.mark.promise("F239")
+def test_a_stop_ends_what_the_run_has_started(tmp_path: Path) -> None:
+    child = Child([sys.executable, "-c", "import time; time.sleep(3600)"], {}, tmp_path / "log", folder=tmp_path)
+    with pytest.raises(SystemExit) as stopped, ending_at_sigterm():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait()
+        finally:
+            child.end()
+    assert stopped.value.code == 143 and child.ended()
 
 
 @pytest.mark.promise("F260")
@@ -196,24 +283,22 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path: Path, monkeyp
     to = tmp_path / "peers.json"
     taken: list[tuple[str, str]] = []
 
-    def sample(servers: object, scenario: Scenario, this: peer.Peer, found: Record) -> record.Sample:
+    def sample(servers: object, step: plan.Step, found: Record) -> record.Sample:
         if len(taken) == 3:
             raise KeyboardInterrupt
-        taken.append((scenario.name, this.name))
+        taken.append((step.scenario.name, step.peer.name))
         return {"jobs_s": 1.0}
 
     monkeypatch.setattr(command, "_sample", sample)
     contenders = peer.chosen(peer.read().peers, ["graphile-worker"])
-    wanted = [SCENARIOS["one"], SCENARIOS["bulk"]]
-    found = Record(
-        {"rounds": 1, "quick": True, "full": False}, {name: _about(name) for name in ("pgqueue", "graphile-worker")}
-    )
+    steps = plan.steps(contenders, [SCENARIOS["one"], SCENARIOS["bulk"]], rounds=1, full=False)
+    found = Record(_plain_about(), {name: _about(name) for name in ("pgqueue", "graphile-worker")})
     servers: Any = None
     with pytest.raises(KeyboardInterrupt):
-        command._measure(found, servers, contenders, wanted, to)
+        command._measure(found, servers, steps, to, begun=0.0)
 
     taken.clear()
-    command._measure(record.read(to), servers, contenders, wanted, to)
+    command._measure(record.read(to), servers, steps, to, begun=0.0)
 
     assert taken == [("bulk", "graphile-worker")]
     assert all(len(record.read(to).samples[scenario]) == 2 for scenario in ("one", "bulk"))
@@ -256,8 +341,8 @@ def test_pgqueue_runs_beside_whatever_is_named() -> None:
 
 def test_peers_take_turns_in_changing_order() -> None:
     known = peer.chosen(peer.read().peers, ["graphile-worker"])
-    steps = command._steps({"rounds": 2, "full": False}, known, [SCENARIOS["one"]])
-    assert [(this.name, turn) for _, this, turn in steps] == [
+    found = plan.steps(known, [SCENARIOS["one"]], rounds=2, full=False)
+    assert [(step.peer.name, step.turn) for step in found] == [
         ("pgqueue", 1),
         ("graphile-worker", 1),
         ("graphile-worker", 2),
@@ -269,6 +354,10 @@ def _about(name: str, **more: Any) -> dict[str, Any]:
     fields = {"title": name.title(), "language": "node", "server": "postgresql", "settings": {"a": 1}, "reason": None}
     texts = {name: "text | with a bar" for name in ("done", "history", "durability", "more", "less")}
     return {**fields, **texts, "versions": {name: "1.2"}, **more}
+
+
+def _plain_about(rounds: int = 1) -> dict[str, Any]:
+    return {"rounds": rounds, "quick": False, "full": False, "scale": 1.0}
 
 
 def _record() -> Record:
@@ -375,7 +464,7 @@ def test_the_pages_quote_the_last_full_run_and_the_list_of_peers() -> None:
 def test_a_page_without_a_full_run_has_no_figure_and_with_one_has_its_own() -> None:
     page = "a\n<!-- figures: python -m bench report --write -->\nold 123\n<!-- end of figures -->\nb\n"
     empty = quotes.filled(page, quotes.texts(None))
-    assert "no full run" in empty and "123" not in empty and not any(letter.isdigit() for letter in empty)
+    assert "no whole run" in empty and "123" not in empty and not any(letter.isdigit() for letter in empty)
     full = quotes.filled(empty, quotes.texts(_record()))
     assert "| Drain of no-op jobs, one worker process, jobs/s | 200 | 100 (Alpha) | 2 |" in full
     assert "- kept: WAL bytes a plain job, claim to end at most 900, and it was 850." in full
@@ -386,27 +475,40 @@ def test_a_page_without_a_full_run_has_no_figure_and_with_one_has_its_own() -> N
 
 
 @pytest.mark.promise("F258")
-def test_only_a_full_run_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_whole_run_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, file = tmp_path / "page.md", tmp_path / "run.json"
     page.write_text("<!-- headline: python -m bench report --write -->\n<!-- end of headline -->\n", encoding="utf-8")
     monkeypatch.setattr(quotes, "PAGES", (page,))
     monkeypatch.setattr(quotes, "RESULTS", tmp_path / "results")
-    found = _record()
-    for about in ({"full": False}, {"full": True, "quick": True}):
-        found.about |= about
-        found.write(file)
-        refused = CliRunner().invoke(write_report, [str(file), "--write"])
-        assert refused.exit_code == 2 and "no full run" in refused.output
-        assert not (tmp_path / "results").exists()
-    found.about |= {"full": True, "quick": False}
+    found = _whole()
+    lost = found.samples["start"].pop("rq")
     found.write(file)
+    refused = CliRunner().invoke(write_report, [str(file), "--write"])
+    assert refused.exit_code == 2 and "it lacks start of rq" in " ".join(refused.output.split())
+    found.samples["start"]["rq"] = lost
+    found.about["quick"] = True
+    found.write(file)
+    refused = CliRunner().invoke(write_report, [str(file), "--write"])
+    assert refused.exit_code == 2 and "--quick" in refused.output
+    assert not (tmp_path / "results").exists()
 
+    found.about["quick"] = False
+    found.write(file)
     done = CliRunner().invoke(write_report, [str(file), "--write"])
-
     assert done.exit_code == 0, done.output
-    assert "200 beside 100 (Alpha), 2 x" in page.read_text(encoding="utf-8")
-    assert (tmp_path / "results" / "peers.md").is_file()
-    assert CliRunner().invoke(write_report, [str(file)]).exit_code == 2
+    assert "one worker process, jobs/s: 5 beside 5" in page.read_text(encoding="utf-8")
+    assert {"peers.md", "peers.json", "drain-1.svg"} <= {path.name for path in (tmp_path / "results").iterdir()}
+
+
+def _whole() -> Record:
+    """One round of every peer in all that a run without --full measures, but for what takes long."""
+    known = peer.read().peers
+    found = Record(_plain_about(), {name: _about(name, reason=this.reason) for name, this in known.items()})
+    for scenario in SCENARIOS.values():
+        for name, this in known.items():
+            if this.reason is None and not scenario.full_only and (not scenario.once or name == peer.OURS):
+                found.add(scenario.name, name, 1, {measure.key: 5.0 for measure in scenario.measures})
+    return found
 
 
 def test_bars_are_judged_beside_the_peer_that_is_best() -> None:
