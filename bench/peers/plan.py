@@ -3,7 +3,7 @@
 A run may end before its plan does, because its minutes are over or because somebody stops it. So the order is:
 
 1. One round of every scenario that does not take long, of all peers.
-2. The other rounds of the peers near pgqueue: those whose `size` is a tenth of pgqueue's or more.
+2. The other rounds of the peers near pgqueue: those whose `size` is a fifteenth of pgqueue's or more.
 3. What takes long (`once`), of these peers.
 4. The other rounds of the other peers. Beside a ratio of ten, a second sample says little.
 5. What takes long, of the other peers.
@@ -23,7 +23,7 @@ from bench.peers.peer import OURS, Peer
 from bench.peers.scenarios import Scenario, applies
 
 LEAST = 0.3
-NEAR = 0.1
+NEAR = 1 / 15
 SPARE = 0.95  # of the minutes are planned
 LIMIT_SECONDS, LIMIT_FACTOR = 90.0, 4.0
 

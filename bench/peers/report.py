@@ -61,7 +61,7 @@ def _head(record: Record) -> str:
 def effort(record: Record) -> str:
     """How large the samples were, and what the run left out: short, for a page of any kind."""
     scale = record.about.get("scale", 1.0)
-    size = "at full size" if scale == 1.0 else f"at {scale:.0%} of the full size, so that all fit into the minutes"
+    size = "at full size" if scale == 1.0 else f"at {scale:.0%} of the full size"
     absent = Counter(SCENARIOS[name].title for name, _, _ in record.about.get(LEFT_OUT, []))
     lines = [f"- {title}: {count}" for title, count in absent.items()]
     left = ["", "There was no time for these samples, by scenario:", "", *lines] if lines else []
