@@ -101,7 +101,7 @@ def _environment() -> Environment:
         "clock": lambda at, form: at.astimezone(UTC).strftime(_CLOCKS[form]),
         "count": _count,
         "folded": folded,
-        "iso": lambda at: at.astimezone(UTC).isoformat(timespec="milliseconds"),
+        "iso": lambda at: f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z",
         "json_text": lambda value: json.dumps(value, default=_plain, ensure_ascii=False, indent=2),
         "lasting": lambda seconds: "" if seconds is None else lasting(seconds),
         "jobs": lambda value, one, more: plural(value["n"], one, more, _count(value)),

@@ -56,7 +56,14 @@ PATHS = [
 JSON = {"accept": "application/json"}
 EVIL = "<script>alert('x')</script>\"'&<img src=x onerror=alert(1)>\u202e"
 OUR_SCRIPT = '<script src="{{ root }}{{ asset("pgqueue.js") }}" defer></script>'
-OUR_LINKS = ("{{ root }}/", "{{ root }}{{ path }}", "{{ root }}{{ each.place }}", "{{ root }}{{ asset(", "#")
+OUR_LINKS = (
+    "{{ root }}/",
+    "{{ jobs_of(root, ",
+    "{{ root }}{{ path }}",
+    "{{ root }}{{ each.place }}",
+    "{{ root }}{{ asset(",
+    "#",
+)
 TEMPLATES = sorted((rendering.HERE / "templates").glob("*.html"))
 
 
@@ -345,7 +352,8 @@ async def test_workers_and_errors_lead_to_their_jobs(dsn: str, conn: psycopg.Con
 @pytest.mark.parametrize(
     "query",
     ["worker=x", "worker=0",
-     "state=odd", "limit=0", "limit=x", "after=-1", "id=x", "since=yesterday",
+     "state=odd", "limit=0", "limit=x", "during=x/1", "during=2026-12-24T18:00/1e9", "after=-1", "id=x",
+     "since=yesterday",
      "since=999999d", "until=999999d", "since=739999d", "arg=x", "arg=.=1", "arg=a=1&arg=a.b=2",
      "after=99999999999999999999", "after=x", "state=failed&after=7", "queue=%00", "x=" + "y" * 9_000],
 )  # fmt: skip

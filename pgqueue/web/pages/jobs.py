@@ -57,6 +57,9 @@ async def jobs(asked: Asked) -> Page:
         return await _typed(asked, " ".join([*typed, *asked.values("and")]), alone=bool(typed))
     if (id := asked.number("id")) is not None:
         return Page("jobs.html", [], to=f"/jobs/{id}")
+    if (step := asked.value("during")) is not None:
+        others = [part for part in asked.given if part[0] != "during"]
+        return Page("jobs.html", [], to=f"/jobs?{urlencode([*_during(step), *others])}")
     criteria = _criteria(asked)
     found, items = await asked.read(lambda conn: _found(conn, asked.redaction, criteria))
     known = await asked.read(lambda conn: aknown_names(conn, NAMES_MOST))
@@ -68,6 +71,17 @@ async def jobs(asked: Asked) -> Page:
     view = _view(asked, found.after) | {"at": at, "fit": plain(fit), "actions": actions}
     view |= {"tabs": _tabs(asked), "chips": _chips(asked), "known": _suggested(known, asked.redaction)}
     return Page("jobs.html", items, more, view | {"shown": _columns(items, asked.values("state"))})
+
+
+def _during(step: str) -> list[tuple[str, str]]:
+    """The filter of a step of a chart, which is its first minute and its seconds: `2026-12-24T18:00/60`."""
+    first, _, seconds = step.partition("/")
+    try:
+        at = read_time(first)
+        until = at + timedelta(seconds=int(seconds))
+    except (ValueError, OverflowError):
+        raise Problem(400, "This cannot be asked", "during: take it from a chart") from None
+    return [(name, f"{each.astimezone(UTC):%Y-%m-%dT%H:%M}") for name, each in (("since", at), ("until", until))]
 
 
 async def _typed(asked: Asked, text: str, *, alone: bool) -> Page:

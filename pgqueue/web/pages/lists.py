@@ -5,27 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from pgqueue.admin.depth import aqueues
+from pgqueue.admin.error_groups import LIMIT_MOST as GROUPS_MOST
 from pgqueue.admin.error_groups import aerror_groups
 from pgqueue.admin.versions import aversions, brought
 from pgqueue.client.schedules import ScheduleInfo, aschedules
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs import cron
 from pgqueue.web.pages.jobs import moment
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import Asked, Page, plain, rows_of
 from pgqueue.web.redaction import HIDDEN
 
-ERRORS_SHOWN = 100
 TICKS_SHOWN = 3
 
 
 async def queues(asked: Asked) -> Page:
     """The queues with the jobs in them."""
-    return Page("queues.html", plain(await asked.read(aqueues)))
+    rows = rows_of(asked)
+    found = await asked.read(aqueues)
+    return Page("queues.html", plain(rows.of(found)), {"after": rows.after(found)}, rows.view(found))
 
 
 async def schedules(asked: Asked) -> Page:
     """The schedules by name, each in words, with its next ticks."""
-    return Page("schedules.html", [_schedule(each) for each in await asked.read(aschedules)])
+    rows = rows_of(asked)
+    found = await asked.read(aschedules)
+    items = [_schedule(each) for each in rows.of(found)]
+    return Page("schedules.html", items, {"after": rows.after(found)}, rows.view(found))
 
 
 def _schedule(info: ScheduleInfo) -> dict[str, Any]:
@@ -49,13 +54,15 @@ async def errors(asked: Asked) -> Page:
     So no message is shown here while anything is redacted.
     """
     queue, task, since = asked.value("queue"), asked.value("task"), moment(asked.value("since"), "since")
-    found = await asked.read(lambda conn: aerror_groups(conn, queue=queue, task=task, since=since, limit=ERRORS_SHOWN))
-    view = {
+    rows = rows_of(asked)
+    most = min(rows.needed, GROUPS_MOST)
+    found = await asked.read(lambda conn: aerror_groups(conn, queue=queue, task=task, since=since, limit=most))
+    view = rows.view(found) | {
         "asked": {name: asked.value(name) or "" for name in ("queue", "task", "since")},
         "shows_messages": not asked.redaction.active,
         "may_retry": {"bulk", "retry"} <= set(asked.rights),
     }
     versions = await asked.read(aversions)
     hidden = {"message": HIDDEN} if asked.redaction.active else {}
-    items = [plain(each) | hidden | {"is_new": brought(versions, each.first_version)} for each in found]
-    return Page("errors.html", items, view=view)
+    items = [plain(each) | hidden | {"is_new": brought(versions, each.first_version)} for each in rows.of(found)]
+    return Page("errors.html", items, {"after": rows.after(found)}, view)

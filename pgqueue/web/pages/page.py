@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from pgqueue.jobs.actors import acting
 from pgqueue.jobs.values import HIGHEST_ID, digits
@@ -130,6 +131,49 @@ class Page:
     """After a change: where a browser goes on, and the word that says there what was done."""
     problem: Problem | None = None
     """Why nothing was done. The page is shown with its status; as JSON only the problem is."""
+
+
+SHOWN, SKIPPED_MOST = 50, 100_000
+"""So many rows of a list are shown, unless a URL asks for more; so many may stand before them."""
+LIMIT_MOST = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which rows of a list a page shows: `limit` of them behind the first `skip`."""
+
+    skip: int
+    limit: int
+    given: Sequence[tuple[str, str]]
+
+    @property
+    def needed(self) -> int:
+        """So many rows say which are shown, and whether others follow."""
+        return self.skip + self.limit + 1
+
+    def of(self, rows: Sequence[T]) -> Sequence[T]:
+        """Those that are shown, of the first `needed` rows or more."""
+        return rows[self.skip : self.skip + self.limit]
+
+    def after(self, rows: Sequence[object]) -> int | None:
+        """How many rows are to be skipped for the next page; None if this is the last one."""
+        return self.skip + self.limit if len(rows) > self.skip + self.limit else None
+
+    def view(self, rows: Sequence[object]) -> dict[str, Any]:
+        """The query of the next page, and whether rows stand before this one."""
+        after = self.after(rows)
+        return {"next": None if after is None else urlencode([*self.given, ("skip", after)]), "skipped": self.skip}
+
+
+def rows_of(asked: Asked) -> Rows:
+    """What the URL says of the rows. Raises Problem."""
+    skip, limit = asked.number("skip") or 0, asked.number("limit")
+    limit = SHOWN if limit is None else limit
+    if not 1 <= limit <= LIMIT_MOST:
+        raise Problem(400, "This cannot be asked", f"limit: use 1 to {LIMIT_MOST}")
+    if not 0 <= skip <= SKIPPED_MOST:
+        raise Problem(400, "This cannot be asked", f"skip: use 0 to {SKIPPED_MOST}")
+    return Rows(skip, limit, [each for each in asked.given if each[0] != "skip"])
 
 
 def read_time(text: str) -> datetime:

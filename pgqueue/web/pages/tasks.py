@@ -33,7 +33,7 @@ from pgqueue.web import charts
 from pgqueue.web.durations import Durations, durations
 from pgqueue.web.pages.history import ATTEMPTS, ENDED, EXTENTS, RANGES, WAITS, begin, change_mark, version_marks, wait
 from pgqueue.web.pages.jobs import TABS, hides_class
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import Asked, Page, plain, rows_of
 from pgqueue.web.panel import UNCOUNTED, Drawing
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import HIDDEN, Redaction
@@ -46,7 +46,7 @@ LISTED: Mapping[str, tuple[Unit, timedelta]] = {
 }
 """In which unit the history is read for the list, and for how long. 30 days of all tasks are too much to add up."""
 KNOWN_MOST = 1_000
-CAUSES_MOST = 20
+CAUSES_MOST = 10
 QUOTED_MOST = 5
 """The messages of so many causes are read, each from the newest job that has failed so."""
 CHANGES_MOST = 200
@@ -56,7 +56,7 @@ CHANGES_MOST = 200
 async def tasks(asked: Asked) -> Page:
     """The tasks that did something: those that fail first, then those that take most time of workers. Then the others
     that live workers know, or that are paused. Each with what it did before and since the newest version."""
-    range_ = _range(asked, LISTED)
+    range_, shown = _range(asked, LISTED), rows_of(asked)
     step, length = LISTED[range_]
     now = datetime.now(UTC)
     first = begin(now, UNITS[step]) + UNITS[step] - length
@@ -72,13 +72,15 @@ async def tasks(asked: Asked) -> Page:
     before, since = [{}, {}] if split is None else [{row.name: row for row in part.rows} for part in parts[::2]]
     others = sorted(({*known.tasks} | {*paused}) - {row.name for row in rows})
     idle = [TaskRow(name, (), 0, 0, 0, 0, 0.0, 0.0, (), ()) for name in others]
+    ordered = [*sorted(rows, key=_need), *idle]
     items = [
         _listed(row, paused) | {"before": _compared(before.get(row.name)), "since": _compared(since.get(row.name))}
-        for row in [*sorted(rows, key=_need), *idle]
+        for row in shown.of(ordered)
     ]
     version = None if last is None or split is None else {"name": last.version, "at": last.first_at}
     view = {"range": range_, "extents": {name: EXTENTS[name] for name in LISTED}, "ran": len(rows)}
-    return Page("tasks.html", items, {"first": first, "version": version}, view)
+    more = {"first": first, "version": version, "after": shown.after(ordered)}
+    return Page("tasks.html", items, more, view | shown.view(ordered))
 
 
 async def task(asked: Asked) -> Page:
@@ -91,7 +93,8 @@ async def task(asked: Asked) -> Page:
     now = datetime.now(UTC)
     first = begin(now, length) - (number - 1) * length
     rows = await asked.read(lambda conn: ahistory(conn, since=first, task=name, step=step, by="all"))
-    groups = await asked.read(lambda conn: aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST))
+    groups = await asked.read(lambda conn: aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST + 1))
+    more_causes, groups = len(groups) > CAUSES_MOST, groups[:CAUSES_MOST]
     messages = await asked.read(lambda conn: _messages(conn, groups, asked.redaction))
     recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
     paused = await asked.read(lambda conn: atask_paused(conn, name))
@@ -118,7 +121,7 @@ async def task(asked: Asked) -> Page:
         "states": [{"state": state, "query": urlencode({"state": state, "task": name})} for state in TABS],
     }
     more = {"first": first, "charts": plain(drawn), "durations": plain(_durations(rows, split, UNITS[step]))}
-    return Page("task.html", [item], more, {"range": range_, "extents": EXTENTS})
+    return Page("task.html", [item], more, {"range": range_, "extents": EXTENTS, "more_causes": more_causes})
 
 
 def _run(step: charts.Step) -> float | None:
