@@ -56,9 +56,12 @@ def history(run: Run) -> list[Figure]:
     return flat("history", f"{finished:,} finished", beside, alone)
 
 
-def finish(conn: psycopg.Connection[Any], jobs: int) -> None:
-    """Give the database a day's history of so many jobs, written to disk before this returns: not during a sample."""
+def finish(conn: psycopg.Connection[Any], jobs: int, dead: int = DEAD_SHARE) -> None:
+    """Give the database a day's history of so many jobs, written to disk before this returns: not during a sample.
+
+    One in `dead` of them has failed or was cancelled.
+    """
     conn.execute(RING)
-    conn.execute(PAST.format(rows=jobs, dead=DEAD_SHARE).encode())
+    conn.execute(PAST.format(rows=jobs, dead=dead).encode())
     conn.execute("VACUUM ANALYZE")
     conn.execute("CHECKPOINT")

@@ -39,6 +39,8 @@ from pgqueue.web.flow_graph import NODES_MOST
 
 JOBS = 1_000_000
 """So many wait, and so many have ended."""
+DEAD_SHARE = 4
+"""One in so many of those that have ended has failed or was cancelled; four of five of these have failed."""
 TIMES = 20  # at least, at full size
 MOST_MILLISECONDS, MOST_MIB = 150.0, 80.0
 MOST_KB, MOST_STYLE_KB = 60.0, 32.0
@@ -172,7 +174,7 @@ def _most(name: str, path: str) -> Goal | None:
 def _fill(dsn: str, jobs: int) -> dict[str, str]:
     """Fill the database; return the pages to ask for, by name."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        finish(conn, jobs)
+        finish(conn, jobs, DEAD_SHARE)
         conn.execute(FILL, ["bench.noop", "mail", jobs // 10])
         conn.execute(FILL, ["bench.noop", "default", jobs - jobs // 10])
         keyed = "SELECT pgqueue.enqueue('bench.noop', unique_key => 'bench:7')"
