@@ -80,6 +80,8 @@ _COLUMNS = ")=("
 """Between names and values where PostgreSQL quotes a row: `Key (email, token)=(a, b) already exists`."""
 # These hold names that links are made of. They come from code, and no argument is in them.
 _FOREIGN = ("args", "headers", "result")
+_ANSWER = ("steps", "result")
+"""So is the answer of a durable step."""
 UNREAD = "pgqueue"
 """The only key of an object that stands for one that was not read."""
 _NAMES = frozenset({"task", "queue", "queues", "state", "code", "severity", "outcome"})
@@ -210,8 +212,11 @@ class Redaction:
 
 
 def _unread(item: Any) -> bool:
-    """Whether an argument, a header or the result of this job was not read (pgqueue/database/shown.py)."""
-    values = [item.get(name) for name in _FOREIGN] if isinstance(item, Mapping) else []
+    """Whether an argument, a header, the result or a step's answer of this job was not read (pgqueue/database/shown.py)."""
+    if not isinstance(item, Mapping):
+        return False
+    steps = (step.get("result") for step in item.get("steps") or () if isinstance(step, Mapping))
+    values = [*(item.get(name) for name in _FOREIGN), *steps]
     return any(isinstance(value, Mapping) and set(value) == {UNREAD} for value in values)
 
 
@@ -228,7 +233,7 @@ def _without_texts(path: Path, value: Any) -> Any:
 
 def _is_name(path: Path) -> bool:
     """Whether a name from code stands here, of which links are made. In arguments there is none."""
-    return bool(path) and path[-1] in _NAMES and path[0] not in _FOREIGN
+    return bool(path) and path[-1] in _NAMES and path[0] not in _FOREIGN and path[:2] != _ANSWER
 
 
 def _remember(value: Any, found: set[str]) -> None:

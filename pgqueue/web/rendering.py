@@ -102,6 +102,7 @@ def _environment() -> Environment:
         "count": _count,
         "folded": folded,
         "iso": lambda at: f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z",
+        "json_line": _json_line,
         "json_text": lambda value: json.dumps(value, default=_plain, ensure_ascii=False, indent=2),
         "lasting": lambda seconds: "" if seconds is None else lasting(seconds),
         "jobs": lambda value, one, more: plural(value["n"], one, more, _count(value)),
@@ -161,7 +162,11 @@ def took(seconds: float) -> str:
 
 def _arguments(args: Mapping[str, Any]) -> str:
     """The arguments of a job on one line: `order_id=7, to="a@example.com"`."""
-    return ", ".join(f"{name}={json.dumps(value, default=_plain, ensure_ascii=False)}" for name, value in args.items())
+    return ", ".join(f"{name}={_json_line(value)}" for name, value in args.items())
+
+
+def _json_line(value: Any) -> str:
+    return json.dumps(value, default=_plain, ensure_ascii=False)
 
 
 def _count(value: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.queries import JobInfo, JobStep
 from pgqueue.admin.successors import asuccessors, predecessor, retried
 from pgqueue.admin.why.why import awhy
 from pgqueue.web.pages.page import Asked, Page, plain
@@ -35,9 +36,16 @@ async def job(asked: Asked) -> Page:
         "predecessor": predecessor(job),
         "retried": retried(job),
         "successors": plain(successors),
+        "steps": [plain(each) | {"attempt": _attempt_of(each, job)} for each in job.steps],
         "changes": [_change(each) for each in changes],
     }
     return Page("job.html", [item], {"at": found.at})
+
+
+def _attempt_of(step: JobStep, job: JobInfo) -> int:
+    """The number of the attempt in which the step was recorded: the first one that ended behind it, or the last one."""
+    ended = (each.attempt for each in job.attempts if each.finished_at >= step.at)
+    return next(ended, job.attempt)
 
 
 def _sentence(text: str) -> str:
