@@ -40,3 +40,8 @@ async def alimit_jobs(conn: object, kind: Kind, name: str) -> LimitJobs:
     if not name.isprintable():
         raise InvalidOption(f"{kind} {name!r:.80}: use a name of printable text")
     return await drivers.arun(conn, said("limit_jobs_list", LimitJobs, kind=kind, name=name))
+
+
+async def asingle_keys(conn: object) -> dict[str, str | None]:
+    """By `lock`, `limit` and `rate`: the key, such as `lock:customer:7`, if all its blocked jobs wait for this one."""
+    return await drivers.arun(conn, said("limit_jobs_single_keys", dict[str, str | None]))

@@ -212,7 +212,7 @@ class Redaction:
 
 
 def _unread(item: Any) -> bool:
-    """Whether an argument, a header, the result or a step's answer of this job was not read (pgqueue/database/shown.py)."""
+    """Whether arguments, headers, the result or a step's answer were not read (pgqueue/database/shown.py)."""
     if not isinstance(item, Mapping):
         return False
     steps = (step.get("result") for step in item.get("steps") or () if isinstance(step, Mapping))

@@ -43,3 +43,13 @@ SELECT json_build_object(
         'id', b.id, 'task', b.task, 'queue', b.queue, 'key', b.key,
         'waited', b.waited) ORDER BY b.key, b.rank, b.id), '[]') FROM waiting b)
 )::text;
+
+-- name: limit_jobs_single_keys
+-- The key that blocked jobs wait for, for each of lock, limit and rate, as a JSON object: NULL where they wait for several, or for none.
+-- The first key and the last one of each kind are read from an index, whatever the number of jobs.
+SELECT json_object_agg(kind, CASE WHEN first.key = last.key THEN first.key END)::text
+FROM (VALUES ('lock'), ('limit'), ('rate')) AS of (kind)
+LEFT JOIN LATERAL (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key >= of.kind || ':' AND b.key < of.kind || ';'
+                   ORDER BY b.key LIMIT 1) AS first ON true
+LEFT JOIN LATERAL (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key >= of.kind || ':' AND b.key < of.kind || ';'
+                   ORDER BY b.key DESC LIMIT 1) AS last ON true;

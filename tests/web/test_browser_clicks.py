@@ -315,6 +315,10 @@ def test_whether_a_queue_grows_is_seen_without_a_click_and_what_holds_it_with_on
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="mail", exact=True)).first
     assert row.get_by_text(re.compile(r"rising by|falling by|steady|not measured yet")).is_visible()
     assert row.locator("svg.spark").is_visible() and hand.clicks == 0
-    hand.click(page.get_by_role("list", name="Why jobs wait").get_by_role("link", name="another job has their lock"))
-    page.wait_for_url(re.compile(r"/limits#locks"))
+    hand.click(
+        page.get_by_role("list", name="Why jobs wait").get_by_role(
+            "link", name="another job has the lock warehouse:north"
+        )
+    )
+    page.wait_for_url(re.compile(r"/limits\?lock=warehouse%3Anorth"))
     assert page.get_by_role("row").filter(has_text="warehouse:north").is_visible() and hand.clicks == 1

@@ -145,9 +145,9 @@ async def test_each_reason_why_jobs_wait_leads_to_what_holds_them(
             "no live worker serves queue gone": "/queue?name=gone",
             "task u is paused": "/task?name=u",
             "no live worker of queue slow knows task nothing": "/jobs?queue=slow&state=available&task=nothing",
-            "another job has their lock": "/limits#locks",
-            "their limit is full": "/limits#limits",
-            "their rate lets no more start yet": "/limits#rates",
+            "another job has the lock a": "/limits?lock=a",
+            "limit b is full": "/limits/jobs?limit=b",
+            "rate c lets no more start yet": "/limits/jobs?rate=c",
             "another attempt is due later": "/jobs?state=retrying",
             "they wait for a free slot": "/jobs?state=available",
             "their time has not come": "/jobs?state=scheduled",
@@ -164,6 +164,36 @@ async def test_each_reason_why_jobs_wait_leads_to_what_holds_them(
     hidden = {"redact_with": lambda path, value: "-" if path == ("waits", "task") and value else value}
     async with reading(dsn, **hidden) as browser:
         assert "task u is paused" not in (await browser.get("/")).text
+
+
+@pytest.mark.promise("F245")
+async def test_jobs_that_wait_for_one_key_lead_to_it_and_to_the_list_if_they_wait_for_several_or_it_is_hidden(
+    dsn: str, conn: Conn
+) -> None:
+    """Naive is the key of any waiting job. Then a link leads to one of many."""
+    conn.execute(WAITING.encode())
+    conn.execute(
+        "INSERT INTO pgqueue.job_blocked (state, task, queue, lock_key, limit_key, key) VALUES "
+        "('blocked', 't', 'mail', 'a ', NULL, 'lock:a '), ('blocked', 't', 'mail', NULL, 'b', 'limit:b')"
+    )
+    conn.commit()
+    async with reading(dsn) as browser:
+        keys = {each["reason"]: each["key"] for each in (await browser.get("/", headers=JSON)).json()["waits"]}
+        assert (keys["lock"], keys["limit"], keys["rate"], keys["paused"]) == (None, "b", "c", None)
+        page = (await browser.get("/")).text
+        assert '/limits#locks">another job has their lock' in page and "/limits/jobs?limit=b" in page
+        only = await browser.get("/limits", params={"lock": "a "})
+        assert '<th scope="row">a </th>' in only.text and '<th scope="row">a</th>' not in only.text
+        assert "No job holds it" in (await browser.get("/limits?lock=none")).text
+    for hidden in (
+        {"redact": ("limit_key", "lock_key", "rate_key")},
+        {"redact_with": lambda path, value: "-" if value in ("a", "b", "c", "limit:b", "rate:c") else value},
+    ):
+        async with reading(dsn, **hidden) as browser:
+            found = (await browser.get("/", headers=JSON)).json()["waits"]
+            assert all(each["key"] is None for each in found)
+            assert "their limit is full" in (await browser.get("/")).text
+            assert (await browser.get("/limits?lock=a")).status_code == 400
 
 
 @pytest.mark.promise("F346")

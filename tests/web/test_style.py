@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from pgqueue.admin.doctor import SEVERITIES
+from pgqueue.admin.queries import STATES
 from pgqueue.web import rendering
 
 CSS = (rendering.HERE / "static" / "pgqueue.css").read_text(encoding="utf-8")
@@ -100,3 +102,12 @@ def test_there_are_two_themes_and_every_colour_is_one_of_them() -> None:
     assert re.findall(r"#[0-9a-f]{3,8}\b", re.sub(r":root \{.*?\}", "", CSS, flags=re.DOTALL)) == []
     assert set(re.findall(r"var\(--([\w-]+)\)", CSS)) == set(light)
     assert "url(" not in CSS and "@import" not in CSS
+
+
+@pytest.mark.promise("F244")
+def test_a_state_is_a_shape_besides_a_colour_and_each_shape_is_another_one() -> None:
+    """The empty text behind the slash keeps readers of screens from saying the shape: the word follows it."""
+    shapes = dict(re.findall(r'\.state-(\w+)::before \{ content: ("[^"]+"); content: \2 / ""; \}', CSS))
+    assert set(shapes) == {*STATES, "retrying"} and len(set(shapes.values())) == len(shapes)
+    severities = dict(re.findall(r'\.severity-(\w+)::before \{ content: ("[^"]+"); content: \2 / ""; \}', CSS))
+    assert set(severities) == set(SEVERITIES) and len(set(severities.values())) == 3

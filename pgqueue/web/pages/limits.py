@@ -19,11 +19,15 @@ PLACE = "/limits"
 
 
 async def limits(asked: Asked) -> Page:
-    """The locks that are held or waited for as items, the limits and the rates beside them."""
-    locks = await asked.read(alocks)
+    """The locks that are held or waited for as items; limits and rates beside them. With `lock` only that one."""
+    only = asked.value("lock")
+    if only is not None and _is_hidden(asked, "lock", ("key",), only):
+        raise Problem(400, "This cannot be asked", "this key is redacted, so it cannot be asked for")
+    locks = await asked.read(lambda conn: alocks(conn, only))
     found = await asked.read(alimits)
     rates = await asked.read(arates)
     view = {
+        "only": only,
         "shown_locks": [_is_shown(asked, "lock", ("key",), each.key) for each in locks],
         "shown_limits": [_is_shown(asked, None, ("limits", "name"), each.name) for each in found],
         "shown_rates": [_is_shown(asked, None, ("rates", "name"), each.name) for each in rates],

@@ -15,6 +15,7 @@ from pgqueue.admin.depth import Measured, QueueInfo, ameasured, queue_list
 from pgqueue.admin.doctor import adiagnosis
 from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import DepthRow, HistoryRow, adepths, ahistory
+from pgqueue.admin.limit_jobs import asingle_keys
 from pgqueue.admin.queries import astanding
 from pgqueue.admin.versions import Version, aversions, brought
 from pgqueue.web.charts import HEIGHT, WIDTH
@@ -25,7 +26,7 @@ from pgqueue.web.pages.longest import along_runs, longest
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.pages.queue import STEADY
 from pgqueue.web.pages.queues_in_need import first_ones, queues
-from pgqueue.web.pages.waits import waits
+from pgqueue.web.pages.waits import single, waits
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import HIDDEN, Redaction
 
@@ -45,7 +46,7 @@ async def overview(asked: Asked) -> Page:
         asked.part(lambda conn: _happened(conn, [each.name for each in shown])),
     )
     ran, no_ran = await asked.part(along_runs)
-    history, causes, depths, versions = (None, None, None, []) if happened is None else happened
+    history, causes, depths, versions, keys = (None, None, None, [], {}) if happened is None else happened
     problems = _distinct(no_numbers, no_status, no_diagnosis, no_history, no_ran)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
@@ -55,7 +56,7 @@ async def overview(asked: Asked) -> Page:
     now = datetime.fromtimestamp(known.now, UTC) if status is None else status.at
     hour = None if history is None else _hour(history)
     findings = None if diagnosis is None else diagnosis.findings
-    waiting, more_waits = waits(known)
+    waiting, more_waits = waits(known, single(keys, asked.redaction))
     may_retry = {"bulk", "retry"} <= set(asked.rights)
     return Page(
         "overview.html",
@@ -91,12 +92,13 @@ async def overview(asked: Asked) -> Page:
 
 async def _happened(
     conn: object, queues: Sequence[str]
-) -> tuple[list[HistoryRow], list[ErrorGroup], list[DepthRow], list[Version]]:
-    """The last hour, the causes of its failures, the last one first, how many jobs waited in these queues, versions."""
+) -> tuple[list[HistoryRow], list[ErrorGroup], list[DepthRow], list[Version], dict[str, str | None]]:
+    """The last hour, the causes of its failures, the last one first, how many jobs waited in these queues, versions,
+    and the only lock, limit and rate for which jobs wait."""
     since = datetime.now(UTC) - timedelta(hours=1)
     causes = await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
     depths = await adepths(conn, queues, since) if queues else []
-    return await ahistory(conn, by="all"), causes, depths, await aversions(conn)
+    return await ahistory(conn, by="all"), causes, depths, await aversions(conn), await asingle_keys(conn)
 
 
 def _cause(group: ErrorGroup, redaction: Redaction, versions: Sequence[Version]) -> dict[str, Any]:
