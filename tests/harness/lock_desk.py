@@ -228,13 +228,16 @@ ALLOW = """INSERT INTO pgqueue.key_limit (name, n, set_at) VALUES ('k', %s, now(
 
 
 @asynccontextmanager
-async def within(seconds: float) -> AsyncIterator[None]:
-    """A limit for all of it, and most of it for each connection: so many at once take a busy server a while."""
+async def within(seconds: float) -> AsyncIterator[Callable[[], None]]:
+    """A limit for all of it, and most of it for each connection: so many at once take a busy server a while.
+
+    Gives what begins that time anew: how long so many steps take is the machine's matter, but each must come.
+    """
     usual = sessions.options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "options", lambda link, name: usual(link, name) | {"connect_timeout": 60})
-        async with asyncio.timeout(seconds):
-            yield
+        async with asyncio.timeout(seconds) as limit:
+            yield lambda: limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 async def race(
@@ -254,7 +257,7 @@ async def racing(
     holders = Holders()
     desks = [Desk(dsn, link=link(dsn, "pgqueue")) for _ in range(claimers)]
 
-    async def claimer(desk: Desk) -> None:
+    async def claimer(desk: Desk, goes_on: Callable[[], None]) -> None:
         desk.slots, desk.behind = 1, behind
         while holders.ran < rounds and all(holders.most[key] <= most[key] for key in most):
             claimed = await desk.park(1)
@@ -262,13 +265,14 @@ async def racing(
             running = claimed + await desk.let_in()
             while running:
                 holders.begin(job := running.pop())
+                goes_on()
                 await asyncio.sleep(0)
                 holders.end(job)
                 running += await desk.complete(job)
 
     try:
-        async with within(60 + rounds / 20):
-            await asyncio.gather(*map(claimer, desks))
+        async with within(60) as goes_on:
+            await asyncio.gather(*(claimer(desk, goes_on) for desk in desks))
     finally:
         for desk in desks:
             await desk.close()
@@ -291,11 +295,12 @@ async def rush(dsn: str, eyes: Eyes, *, claimers: int, rounds: int, limit: int, 
         running.extend((desk, job) for job in await desk.let_in())
 
     try:
-        async with within(120 + rounds * claimers / 50):
+        async with within(120) as goes_on:
             while await desks[0].park() or eyes.one("SELECT EXISTS (SELECT FROM pgqueue.job_available)"):
                 assert not desks[0].jobs, "a claim took what must be admitted"
             for number in range(1, rounds + 1):
                 await asyncio.gather(*map(ask, desks))
+                goes_on()
                 most = max(most, len(running))
                 if most > limit:
                     break
@@ -321,18 +326,19 @@ async def race_of_pairs(dsn: str, eyes: Eyes, *, claimers: int, pairs: int, link
     holders = Holders()
     desks = [Desk(dsn, (f"q{number % 2}",), link=link(dsn, "pgqueue")) for number in range(claimers)]
 
-    async def claimer(desk: Desk) -> None:
+    async def claimer(desk: Desk, goes_on: Callable[[], None]) -> None:
         desk.fetcher.keyed_claim.left = KEYED_CLAIMS
         while holders.ran < 2 * pairs and (not holders.most or max(holders.most.values()) < 2):
             for job in await desk.park(1) + await desk.let_in():
                 holders.begin(job)
+                goes_on()
                 await asyncio.sleep(0)
                 holders.end(job)
                 await desk.complete(job)
 
     try:
-        async with within(120):
-            await asyncio.gather(*map(claimer, desks))
+        async with within(120) as goes_on:
+            await asyncio.gather(*(claimer(desk, goes_on) for desk in desks))
     finally:
         for desk in desks:
             await desk.close()
