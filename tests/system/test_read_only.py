@@ -104,7 +104,7 @@ async def test_each_kind_of_job_goes_on_when_the_order_is_lifted(
     dsn: str, accounts: Eyes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is taken, nothing that was kept runs twice, no attempt is spent, and it is said now and then."""
-    monkeypatch.setattr(outage, "SAID_SECONDS", 6.0)
+    monkeypatch.setattr(outage, "SAID_SECONDS", 2.0)
     caplog.set_level(logging.WARNING)
     accounts.do(SLOW)
     runs = Runs()

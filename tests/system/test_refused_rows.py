@@ -11,6 +11,8 @@ from pgqueue.client.tasks import task
 from pgqueue.jobs.concurrency import Limit, Rate
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.relay.relay import Relay
+from pgqueue.worker import mover
+from pgqueue.worker.fetch import reconciler
 
 __all__ = ["app_dsn", "sides"]
 
@@ -406,6 +408,7 @@ async def test_a_running_job_that_cannot_be_given_back_keeps_no_other_running(
         assert ('"odd"' if refuses == CHECK else "no twenties here") in said
         eyes.do("DROP FUNCTION IF EXISTS public.refuses_odd CASCADE")
         eyes.do("ALTER TABLE pgqueue.job_available DROP CONSTRAINT IF EXISTS odd")
+        worker.services.reconciler._left._until = {}  # their time is over
         await (worker.services.reconciler.reconcile() if ours else worker.services.rescue.strays())
         await until(eyes.done(60))
 
@@ -413,13 +416,15 @@ async def test_a_running_job_that_cannot_be_given_back_keeps_no_other_running(
 @pytest.mark.promise("F133")
 @pytest.mark.parametrize("ours", [False, True], ids=["of a dead worker", "of this one"])
 async def test_many_running_jobs_that_cannot_be_given_back_keep_no_other_running(
-    dsn: str, eyes: Eyes, ours: bool
+    dsn: str, eyes: Eyes, ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Naive: every try begins with the same 20 of them, and the jobs behind these are never given back."""
+    """Naive: every try begins with the same 5 of them, and the jobs behind these are never given back."""
+    for each in (reconciler, mover):
+        monkeypatch.setattr(each, "REFUSED_MOST", 5)
     async with work(dsn, plain) as worker:
         eyes.do(
             "INSERT INTO pgqueue.job (task, state, worker_id, claim, started_at, args) SELECT 'refused.plain', "
-            "'running', %s, 0, now(), jsonb_build_object('n', n) FROM generate_series(1, 60) AS n",
+            "'running', %s, 0, now(), jsonb_build_object('n', n) FROM generate_series(1, 20) AS n",
             worker.worker_id if ours else 999,
         )
         eyes.do("ALTER TABLE pgqueue.job_available ADD CONSTRAINT odd CHECK ((args ->> 'n')::int % 2 = 0) NOT VALID")
@@ -428,8 +433,9 @@ async def test_many_running_jobs_that_cannot_be_given_back_keep_no_other_running
             await again()
             if not eyes.one("SELECT count(*) FROM pgqueue.job_running WHERE claim = 0 AND (args ->> 'n')::int % 2 = 0"):
                 break
-        await until(eyes.done(30))
+        await until(eyes.done(10))
         eyes.do("ALTER TABLE pgqueue.job_available DROP CONSTRAINT odd")
+        worker.services.reconciler._left._until = {}  # their time is over
         await again()
         await again()
-        await until(eyes.done(60))
+        await until(eyes.done(20))

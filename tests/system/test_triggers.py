@@ -13,6 +13,7 @@ import pgqueue
 from pgqueue.cli.exit_codes import DATABASE, code_of, line_of
 from pgqueue.client.tasks import task
 from pgqueue.database.triggers import trigger_of
+from pgqueue.worker.fetch import refused_rows
 
 RAISES = {
     "a table of its own is missing": "PERFORM 1 FROM nowhere",
@@ -78,8 +79,9 @@ async def test_one_job_that_may_not_end_keeps_its_outcome_and_no_other_job_waits
     ],
 )
 async def test_a_worker_lives_while_a_trigger_lets_no_job_start(
-    dsn: str, eyes: Eyes, what: str, caplog: pytest.LogCaptureFixture
+    dsn: str, eyes: Eyes, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(refused_rows, "SOON_SECONDS", 0.5)
     trigger(eyes, what, "INSERT", "job_running")
     [bad] = ran(dsn, "yes")
     async with work(dsn, ends) as worker:

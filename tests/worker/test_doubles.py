@@ -27,6 +27,7 @@ from pgqueue.database.statements import Statement, text
 from pgqueue.jobs.concurrency import Limit, Rate
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.worker import doubles
+from pgqueue.worker.fetch import refused_rows
 
 __all__ = ["role"]
 
@@ -161,9 +162,10 @@ async def test_a_job_that_is_claimed_beside_a_running_one_with_its_id_runs_under
 
 @pytest.mark.promise("F29")
 async def test_a_doubled_job_whose_key_is_locked_keeps_no_other_job_waiting(
-    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Naive: the claim is tried again at once, with that job in it, until the lock is gone."""
+    monkeypatch.setattr(refused_rows, "SOON_SECONDS", 1.0)
     async with work(dsn, *ALL) as worker:
         old = put(dsn, waits.new())
         await stage.began.wait()

@@ -342,9 +342,12 @@ async def test_a_node_with_many_refused_jobs_keeps_no_node_behind_it(
 
 
 @pytest.mark.promise("F373")
-async def test_behind_any_number_of_refused_jobs_a_node_is_reached_by_some_sweep(eyes: Eyes, desk: Desk) -> None:
-    """Of one node 150 jobs are refused before one that is not; they are left alone for longer than it takes."""
-    jobs = [{"no": n} for n in range(150)]
+async def test_behind_any_number_of_refused_jobs_a_node_is_reached_by_some_sweep(
+    eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one node more jobs are refused than one sweep leaves alone; they are left alone for longer than it takes."""
+    monkeypatch.setattr(releaser, "RESTS_MOST", 1)
+    jobs = [{"no": n} for n in range(50)]
     [(_, [first]), (_, waiting)] = put(eyes.conn, Made(), Made(jobs=[*jobs, {"yes": 1}], after=[0]))
     eyes.do(REFUSE)
     end(eyes, first)
@@ -353,7 +356,7 @@ async def test_behind_any_number_of_refused_jobs_a_node_is_reached_by_some_sweep
         await desk.sweep()
         sweeps += 1
         assert sweeps <= 10
-    assert len(desk.releaser._left.rows()) >= 140
+    assert sweeps > 1 and len(desk.releaser._left.rows()) >= 40
     left = sorted(desk.releaser._left._until.values())
     assert left[-1] - left[0] > 0.4 * len(left)  # the later ones for longer
 

@@ -44,9 +44,9 @@ def test_a_worker_killed_at_a_statement_of_a_release_loses_and_doubles_nothing(
     """The second worker takes over what the first one has left, by its sweep."""
     put(eyes.conn, *[Made("killed.x", [{"n": n}], after=[n - 1] if n else []) for n in range(4)])
     with workers(tmp_path, dsn, TASKS) as fleet:
-        first = fleet.start({"DIES_AT": at}, poll=0.1)
+        first = fleet.start({"DIES_AT": at}, poll=0.1, lease=1)
         assert first.wait() == -9
-        second = fleet.start(poll=0.1)
+        second = fleet.start(poll=0.1, lease=1)
         wait_until(lambda: eyes.one(LIVING) == 0, 60.0)
         ran = [event["n"] for process in (first, second) for event in process.all("ran")]
         second.stop()
