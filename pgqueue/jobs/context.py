@@ -72,6 +72,12 @@ class JobContext:
     def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
         raise self._refusal(job, "aiterate()")
 
+    def results(self, job: Job, name: str) -> Iterator[Any]:
+        raise self._refusal(job, "results()")
+
+    def aresults(self, job: Job, name: str) -> AsyncIterator[Any]:
+        raise self._refusal(job, "aresults()")
+
     def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
         """The answer of `call`: no service records it here."""
         return call()

@@ -345,6 +345,34 @@ class Job:
             )
         self._follow("add", lambda: msgspec.structs.replace(new, node=self.node))
 
+    def results(self, node: str) -> Iterator[Any]:
+        """Read the results of a node of this job's flow, by its name: one for each job of it, in the order of the jobs.
+
+            for parcel in job.results("picked"):
+                weight += parcel["weight"]
+
+        They are plain JSON, as of `JobHandle.result`; None for a job that did not complete or has no result. They are
+        read page by page, in short statements of their own, so there may be more of them than arguments can hold. Let
+        this job's node wait for that one: of a node that has not ended, only the jobs that have ended are read.
+
+        Raises InvalidOption if this job is of no flow, or no node of it has this name.
+        """
+        return self.context.results(self, self._node_name(node))
+
+    def aresults(self, node: str) -> AsyncIterator[Any]:
+        """`results` for async handlers.
+
+        async for parcel in job.aresults("picked"): ...
+        """
+        return self.context.aresults(self, self._node_name(node))
+
+    def _node_name(self, node: str) -> str:
+        if self.node is None:
+            raise InvalidOption(f"job {self.id} ({self.task}) is of no flow, so there is no node to read results of")
+        if not isinstance(node, str):
+            raise InvalidOption(f"results {node!r:.80}: give the name of a node, as flow.add(…, name=…) says it")
+        return node
+
     def _follow(self, how: str, make: Callable[[], NewJob[Any]]) -> None:
         """Keep a job that is to be written with the completion."""
         if self.context.over:

@@ -25,6 +25,7 @@ from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Fail
 from pgqueue.testing.batches import Batches
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.context import check_own, own_end
+from pgqueue.worker.run.node_results import aresults, results
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.transactions import sqlalchemy
 from pgqueue.worker.transactions.durable_steps import DurableSteps
@@ -113,6 +114,12 @@ class DrainContext(JobContext):
             else:
                 self._session = await sqlalchemy.asession(await self.aconnection(job))
         return self._session
+
+    def results(self, job: Job, name: str) -> Iterator[Any]:
+        return results(job, name, self._outcome_sql.schema, lambda asked: drivers.run(self._given, asked))
+
+    def aresults(self, job: Job, name: str) -> AsyncIterator[Any]:
+        return aresults(job, name, self._outcome_sql.schema, lambda asked: drivers.arun(self._given, asked))
 
     def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
         return self._steps.step(job, name, call, fn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pgqueue.client import observers
@@ -14,6 +14,7 @@ from pgqueue.jobs.context import AnySource, JobContext, Source
 from pgqueue.jobs.job import Job, NewJob
 from pgqueue.jobs.outcomes import Completed, completed
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
+from pgqueue.worker.run.node_results import NodeResults
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.state import WorkerState
@@ -21,6 +22,14 @@ from pgqueue.worker.transactions.commit import lost
 from pgqueue.worker.transactions.durable_steps import DurableSteps
 from pgqueue.worker.transactions.iteration import Iterations
 from pgqueue.worker.transactions.transactional import Transactional
+
+
+@dataclass(frozen=True, slots=True)
+class LoopServices:
+    """What handlers ask of the worker's loop, from any thread: to write their progress, and to read results."""
+
+    report: Callable[[Job, float, float | None], None]
+    results: NodeResults
 
 
 class WorkerContext(JobContext):
@@ -33,17 +42,17 @@ class WorkerContext(JobContext):
         transactional: Transactional,
         iterations: Iterations,
         outcome_sql: OutcomeSql,
-        *,
-        report: Callable[[Job, float, float | None], None],
+        loop_services: LoopServices,
     ) -> None:
         super().__init__()
         self._transactional = transactional
         self._steps = DurableSteps(transactional, outcome_sql)
         self._iterations = iterations
+        self._results = loop_services.results
         self._outcome_sql = replace(outcome_sql, array=list)
         self._state = state
         self._running = running
-        self._report = report
+        self._report = loop_services.report
 
     def connection(self, job: Job) -> Any:
         return self._transactional.connection(job)
@@ -74,6 +83,12 @@ class WorkerContext(JobContext):
 
     def aiterate(self, job: Job, source: AnySource[Any], size: int) -> AsyncIterator[list[Any]]:
         return self._iterations.aiterate(job, source, size)
+
+    def results(self, job: Job, name: str) -> Iterator[Any]:
+        return self._results.results(job, name)
+
+    def aresults(self, job: Job, name: str) -> AsyncIterator[Any]:
+        return self._results.aresults(job, name)
 
     def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
         return self._steps.step(job, name, call, fn)

@@ -45,7 +45,7 @@ from pgqueue.worker.concurrency.declared_limits import DeclaredLimits, Undeclare
 from pgqueue.worker.concurrency.rate_limiter import HANDED, RateLimiter
 from pgqueue.worker.concurrency.sweep import SWEEP, Sweep
 from pgqueue.worker.concurrency.unblocker import Unblocker
-from pgqueue.worker.context import WorkerContext
+from pgqueue.worker.context import LoopServices, WorkerContext
 from pgqueue.worker.counters import Counters
 from pgqueue.worker.duties import Duties, Duty
 from pgqueue.worker.fetch import reconciler
@@ -79,6 +79,7 @@ from pgqueue.worker.run.cancellation import SIGNAL, Cancellation
 from pgqueue.worker.run.executor import Executor
 from pgqueue.worker.run.forked_child import ForkGuard, guarded
 from pgqueue.worker.run.job_batches import UNSTOPPED, JobBatches
+from pgqueue.worker.run.node_results import NodeResults
 from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.serialization_retries import SerializationRetries
@@ -227,7 +228,12 @@ class Services:
         iterations = Iterations(self.transactional, self.outcome_sql, running.checkpoint)
         self.progress = Progress(self.fetch_session, self.housekeeping_session, state, iterated=iterations.drop)
         self.context = WorkerContext(
-            state, running, self.transactional, iterations, self.outcome_sql, report=self.progress.report
+            state,
+            running,
+            self.transactional,
+            iterations,
+            self.outcome_sql,
+            LoopServices(self.progress.report, NodeResults(self.housekeeping_session, self._loop)),
         )
         self.lease_guard = LeaseGuard(state.settings.lease, last_beat=self._last_beat, stop=self._stop_run)
         self.batches.context = self.context

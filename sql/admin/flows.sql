@@ -63,6 +63,6 @@ SELECT json_build_object(
     'forgotten', (SELECT count(*) FROM (
         SELECT FROM pgqueue.flow_kept k WHERE k.node BETWEEN %(flow)s::bigint << 20 AND (%(flow)s::bigint << 20 | 1048575) LIMIT %(most)s::integer) AS kept),
     'kept_for', (SELECT extract(epoch FROM min(r.retention))::float8 FROM pgqueue.ring r
-                 WHERE r.kind IN ('dead', 'done') AND f.enqueued_at < pgqueue.now() - r.retention)
+                 WHERE r.kind IN ('dead', 'done') AND f.enqueued_at < (SELECT pgqueue.now()) - r.retention)
 )::text
 FROM pgqueue.flow f WHERE f.id = %(flow)s::bigint;

@@ -859,6 +859,35 @@ END $$;
 COMMENT ON FUNCTION pgqueue.node_result IS
     'The results of all jobs of a node, for what waits for it; NULL if that is too long.';
 
+-- The results of the jobs of a node that have ended, in the order of their ids, behind the id `after`: a page of `n` jobs
+-- at most. It ends with the job whose result makes it longer than `most` bytes, as text. NULL: a job did not complete.
+CREATE FUNCTION pgqueue.node_page(node bigint, after bigint, n integer, most integer)
+RETURNS TABLE (id bigint, result text) LANGUAGE plpgsql STABLE ROWS 100
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
+SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    one record;
+    bytes bigint := 0;
+BEGIN
+    FOR one IN
+        -- Each part is in order, so that they are merged as they are read.
+        (SELECT d.id, d.state, d.result FROM pgqueue.job_done d WHERE d.node = node_page.node AND d.id > after ORDER BY d.id)
+        UNION ALL (SELECT d.id, d.state, d.result FROM pgqueue.job_done d WHERE d.node = -node_page.node AND d.id > after ORDER BY d.id)
+        UNION ALL (SELECT d.id, d.state, d.result FROM pgqueue.job_dead d WHERE d.node = node_page.node AND d.id > after ORDER BY d.id)
+        UNION ALL (SELECT d.id, d.state, d.result FROM pgqueue.job_dead d WHERE d.node = -node_page.node AND d.id > after ORDER BY d.id)
+        UNION ALL (SELECT k.id, k.state, k.result FROM pgqueue.flow_kept k WHERE k.node = node_page.node AND k.id > after ORDER BY k.id)
+        ORDER BY 1 LIMIT n
+    LOOP
+        id := one.id;
+        result := CASE WHEN one.state = 'completed' THEN pgqueue.text_of(one.result) END;
+        RETURN NEXT;
+        bytes := bytes + coalesce(octet_length(result), 0);
+        EXIT WHEN bytes > most;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.node_page IS
+    'The results of the jobs of a node, a page at a time, for a job of its flow.';
+
 
 -- Unique keys ---------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from pgqueue.admin.doctor import SEVERITIES
-from pgqueue.admin.queries import STATES
+from pgqueue.jobs.states import STATES
 from pgqueue.web import rendering
 
 CSS = (rendering.HERE / "static" / "pgqueue.css").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from typing import Any
 
 from pgqueue.jobs.context import JobContext
@@ -47,6 +47,12 @@ class BatchContext(JobContext):
 
     def progress(self, job: Job, done: float, total: float | None) -> None:
         self._before.progress(job, done, total)
+
+    def results(self, job: Job, name: str) -> Iterator[Any]:
+        return self._before.results(job, name)
+
+    def aresults(self, job: Job, name: str) -> AsyncIterator[Any]:
+        return self._before.aresults(job, name)
 
     def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:
         raise self._refusal(job, "step()")

@@ -1,0 +1,129 @@
+"""`job.results` and `job.aresults`: the results of a node, page by page, in workers and drains."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from workers import Eyes, until, work
+
+import pgqueue
+from pgqueue import Batch, Flow, InvalidOption, Job
+from pgqueue.client.tasks import Task
+from pgqueue.database import statements
+from pgqueue.testing import drain
+from pgqueue.worker.run import node_results
+
+Conn = psycopg.Connection[Any]
+
+pytestmark = pytest.mark.promise("F320")
+
+
+@pgqueue.task(name="results.part", retry=1)
+def part(n: int) -> dict[str, int] | None:
+    if n == 2:
+        raise ValueError("no part")
+    return None if n == 3 else {"n": n}
+
+
+@pgqueue.task(name="results.sum")
+def total(job: Job) -> list[Any]:
+    return list(job.results("parts"))
+
+
+@pgqueue.task(name="results.asum")
+async def atotal(job: Job) -> list[Any]:
+    return [each async for each in job.aresults("parts")]
+
+
+@pgqueue.task(name="results.batch", batch=Batch(10))
+def batched(jobs: list[Job], ns: list[int]) -> list[list[Any]]:
+    return [list(job.results("parts")) for job in jobs]
+
+
+@pgqueue.task(name="results.wrong")
+def wrong(job: Job, name: str) -> None:
+    list(job.results(name))
+
+
+WANTED = [{"n": 0}, {"n": 1}, None, None, {"n": 4}]
+
+
+def enqueued(conn: Conn, reader: pgqueue.NewJob[Any]) -> pgqueue.FlowHandle:
+    """Five jobs, one of which fails and one of which has no result, and one that reads their results."""
+    flow = Flow("order 7")
+    parts = flow.add_many([part.new(n) for n in range(5)], name="parts")
+    flow.add(reader, after=[parts.ended])
+    return flow.enqueue(conn)
+
+
+@pytest.mark.parametrize("reader", [total, atotal], ids=lambda task: task.name)
+async def test_a_handler_reads_the_results_of_a_node_in_their_order(
+    dsn: str, eyes: Eyes, conn: Conn, reader: Task[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_results, "PAGE_JOBS", 2)
+    handle = enqueued(conn, reader.new())
+    conn.commit()
+    last = max(handle._ids)
+    async with work(dsn, part, reader):
+        await until(lambda: pgqueue.get(eyes.conn, last).state == "completed")
+    assert pgqueue.get(conn, last).result == WANTED
+
+
+@pytest.mark.parametrize("reader", [total.new(), batched.new(1)], ids=lambda new: new.task)
+def test_a_drain_reads_them_too(conn: Conn, reader: pgqueue.NewJob[Any]) -> None:
+    handle = enqueued(conn, reader)
+    drain(conn)
+    assert pgqueue.get(conn, max(handle._ids)).result == WANTED
+
+
+def test_results_that_history_has_forgotten_are_read(conn: Conn) -> None:
+    handle = enqueued(conn, total.new())
+    node = handle.id << 20 | 1
+    ids = sorted(handle._ids)[:5]
+    conn.execute("DELETE FROM pgqueue.job WHERE id = ANY (%s)", [ids[:2]])
+    conn.execute(
+        "INSERT INTO pgqueue.flow_kept (node, id, state, result) VALUES (%s, %s, 'completed', '{\"n\": 0}'), "
+        "(%s, %s, 'failed', NULL)",
+        [node, ids[0], node, ids[1]],
+    )
+    drain(conn)
+    assert pgqueue.get(conn, max(handle._ids)).result == [{"n": 0}, None, None, None, {"n": 4}]
+
+
+def test_a_page_ends_with_the_job_that_makes_it_too_long(conn: Conn) -> None:
+    """Naive is a number of jobs alone: a thousand results of 1 MB are a page then."""
+    conn.execute(
+        "INSERT INTO pgqueue.job (state, task, finished_at, bin, node, reason, result) "
+        "SELECT CASE n WHEN 2 THEN 'cancelled' ELSE 'completed' END, 't', now(), 0, 7 << 20 | 1, 'r', "
+        "to_jsonb(repeat('x', 300000)) FROM generate_series(1, 9) AS n"
+    )
+    sql = statements.text("node_results_page", "pgqueue")
+    sizes: list[list[int | None]] = []
+    after = 0
+    while rows := conn.execute(
+        sql.encode(), {"node": 7 << 20 | 1, "after": after, "n": 1000, "most": 1_000_000}
+    ).fetchall():
+        after = rows[-1][0]
+        sizes.append([None if result is None else len(json.loads(result)) for _, result in rows])
+    assert sizes == [[300_000, None, 300_000, 300_000, 300_000], [300_000] * 4]
+
+
+def test_what_cannot_be_read_is_said(conn: Conn) -> None:
+    handle = enqueued(conn, wrong.new("pars"))
+    plain = wrong.enqueue(conn, "parts")
+    flow = Flow("none")
+    flow.add(wrong.new("parts"))
+    unnamed = flow.enqueue(conn)
+    drain(conn)
+    for id, said in (
+        (max(handle._ids), f"no node of flow {handle.id} has the name 'pars'; its nodes are 'parts'"),
+        (plain.id, "is of no flow, so there is no node to read results of"),
+        (max(unnamed._ids), "none of its nodes has a name: flow.add(…, name=…)"),
+    ):
+        attempt = pgqueue.get(conn, id).attempts[-1]
+        assert attempt.error_type == "InvalidOption" and said in (attempt.message or "")
+    with pytest.raises(InvalidOption, match="of no flow"):
+        pgqueue.testing.run(wrong, "parts")
