@@ -525,6 +525,15 @@ happened AS MATERIALIZED (
     RETURNING id
 )
 
+-- name: told_of_refused
+-- What waits for a job that was put aside is told: waits for its result, and the leader for its node.
+told AS (
+    SELECT CASE WHEN {{may_notify}} THEN pg_notify('pgqueue.' || channel, what)::text END AS done
+    FROM (SELECT ':ended.' || w.job_id AS channel, '' AS what FROM pgqueue.job_waiter w WHERE w.job_id = ANY (ARRAY(SELECT id FROM put_aside))
+          UNION (SELECT DISTINCT ':control', 'node:' || abs(node) FROM refused WHERE node IS NOT NULL LIMIT 100)) AS news
+    WHERE %(notify)s::boolean
+)
+
 -- History -----------------------------------------------------------------------------------------------------------------------------
 
 -- name: happenings

@@ -91,6 +91,10 @@ class Times:
         self.seconds += now.seconds - before.seconds
 
 
+_COUNTED = ("fenced", "rescued", "swept_nodes", "lost_slots")
+"""What is one number of a process."""
+
+
 @dataclass(slots=True)
 class Totals:
     """What one process has done since it began, or several."""
@@ -103,6 +107,8 @@ class Totals:
     """Outcomes that were dropped, because the job had been given to another worker."""
     rescued: int = 0
     """Jobs of dead workers that were given back."""
+    swept_nodes: int = 0
+    """Nodes of flows that had ended, and were waited for, when the sweep looked."""
     lost_slots: int = 0
     """How often a slot was lost to a handler that did not stop."""
 
@@ -114,6 +120,7 @@ class Totals:
         self.flushes.include(now.flushes, before.flushes)
         self.fenced += now.fenced - before.fenced
         self.rescued += now.rescued - before.rescued
+        self.swept_nodes += now.swept_nodes - before.swept_nodes
         self.lost_slots += now.lost_slots - before.lost_slots
 
     def include_tasks(
@@ -156,7 +163,7 @@ class Numbers:
                 line, said = {"tasks": [], "gauges": []}, 0
             line[kind].append(item)
             said += size
-        rest = {name: getattr(totals, name) for name in ("fenced", "rescued", "lost_slots")}
+        rest = {name: getattr(totals, name) for name in _COUNTED}
         times = {name: [_trimmed(each.counts), each.seconds] for name, each in _times(totals).items()}
         yield line | rest | times | {"slots": self.slots, "leads": self.leads}
 
@@ -164,7 +171,7 @@ class Numbers:
     def of_lines(cls, lines: Sequence[Mapping[str, Any]]) -> Numbers:
         """The numbers that were sent as these lines, the last one last."""
         last = lines[-1]
-        totals = Totals(fenced=last["fenced"], rescued=last["rescued"], lost_slots=last["lost_slots"])
+        totals = Totals(**{name: last[name] for name in _COUNTED})
         totals.claims, totals.flushes = (Times(_whole(last[name][0]), last[name][1]) for name in ("claims", "flushes"))
         for line in lines:
             totals.tasks |= {(each["queue"], each["task"]): Counts.of_json(each) for each in line["tasks"]}

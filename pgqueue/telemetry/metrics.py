@@ -52,6 +52,12 @@ OF_PROCESSES = (
         "Outcomes that were dropped because the job had been given to another worker.",
     ),
     Metric("pgqueue_rescued_total", COUNTER, (), "Jobs of dead workers that were given back here."),
+    Metric(
+        "pgqueue_swept_nodes_total",
+        COUNTER,
+        (),
+        "Nodes of flows that had ended and that jobs waited for when the sweep looked here.",
+    ),
     Metric("pgqueue_lost_slots_total", COUNTER, (), "Slots that were lost to handlers that do not stop."),
 )
 OF_DATABASE = (
@@ -127,6 +133,7 @@ def _of_processes(numbers: Numbers) -> Iterator[Family]:
     for name, n in (
         ("pgqueue_fenced_total", totals.fenced),
         ("pgqueue_rescued_total", totals.rescued),
+        ("pgqueue_swept_nodes_total", totals.swept_nodes),
         ("pgqueue_lost_slots_total", totals.lost_slots),
     ):
         count = _counter(name)

@@ -176,6 +176,6 @@ class Mover:
                 raise
             return False
         if failed:
-            ids = [id for (id,) in failed]
+            ids = [id for id, *_ in failed]
             log.error("jobs %s fit into no lane: they are failed: refused (%s)", ids, without_values(error))
         return bool(failed)

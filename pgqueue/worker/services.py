@@ -377,6 +377,7 @@ class Services:
         running, totals = self.running, self.counters.totals()
         totals.claims, totals.flushes = deepcopy(self.fetcher.claim_times), deepcopy(self.completer.flush_times)
         totals.fenced, totals.rescued = self.completer.fenced, self.rescue.jobs
+        totals.swept_nodes = self.releaser.found_by_sweep
         totals.lost_slots = running.lost_ever
         busy, lost = len(running.runs), running.lost
         slots = {"busy": busy, "free": max(0, running.slots - busy - lost), "lost": lost}

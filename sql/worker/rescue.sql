@@ -116,12 +116,12 @@ ORDER BY r.claim, r.rank, r.id LIMIT 1;
 
 -- name: rescue_refuse_unfit
 -- After a rescue, or a hand-back, met a value that does not fit: put aside the jobs of this worker that no lane could take (rows restored,
--- or inserted by hand). Answers their ids.
+-- or inserted by hand). Answers their ids. What waits for them is told.
 WITH refused AS (
     DELETE FROM pgqueue.job_running b WHERE b.worker_id = %(worker_id)s::bigint AND NOT {{fits_lane}}
     RETURNING b.*
-), {{put_aside}}
-SELECT id FROM put_aside;
+), {{put_aside}}, {{told_of_refused}}
+SELECT id, (SELECT count(done) FROM told) FROM put_aside;
 
 -- name: rescue_strays
 -- Workers that have jobs in job_running but are dead, or have no row: their jobs were claimed while they were being

@@ -264,13 +264,13 @@ ORDER BY priority, id;
 
 -- name: unblock_refuse_unfit
 -- After an unblocking, or a rate, met a value that does not fit: put aside the blocked jobs that no lane could take (rows restored, or
--- inserted by hand). Rows of `job_blocked` are not checked where they enter.
+-- inserted by hand). Rows of `job_blocked` are not checked where they enter. What waits for them is told.
 WITH refused AS (
     DELETE FROM pgqueue.job_blocked b
     WHERE NOT {{fits_lane}}
     RETURNING b.*
-), {{put_aside}}
-SELECT id FROM put_aside;
+), {{put_aside}}, {{told_of_refused}}
+SELECT id, (SELECT count(done) FROM told) FROM put_aside;
 
 -- name: unblock_limits
 -- With these keys, which are limits, locked: count the holders of each, and let waiting jobs in, in (rank, id) order, as the limit allows.

@@ -18,7 +18,7 @@ def counts(completed: int, failed: int = 0, ran: float = 0.5) -> Counts:
 
 
 def totals(**completed: int) -> Totals:
-    made = Totals(fenced=1, rescued=2, lost_slots=3)
+    made = Totals(fenced=1, rescued=2, swept_nodes=4, lost_slots=3)
     made.tasks = {("mail", task): counts(n) for task, n in completed.items()}
     made.claims.add(0.002)
     return made
@@ -35,7 +35,8 @@ def test_a_sum_of_reports_is_the_last_report_however_many_came_before() -> None:
     sums.include(second, second)
     [a, b] = [sums.tasks["mail", task].as_json("mail", task) for task in "ab"]
     assert (a["completed"], a["run"], b["completed"], a["run_seconds"]) == (5, [0, 0, 0, 5], 7, 0.5)
-    assert (sums.fenced, sums.rescued, sums.lost_slots, sum(sums.claims.counts)) == (4, 2, 3, 2)
+    assert (sums.fenced, sums.rescued, sums.swept_nodes, sums.lost_slots) == (4, 2, 4, 3)
+    assert sum(sums.claims.counts) == 2
 
 
 @pytest.mark.promise("F164")
@@ -57,7 +58,7 @@ def test_numbers_come_back_from_their_lines_and_each_line_is_short() -> None:
     assert len(lines) > 3 and max(map(len, lines)) < 65_536
     got = Numbers.of_lines([json.loads(line) for line in lines])
     assert (got.slots, got.leads, list(got.gauges)) == (sent.slots, True, sent.gauges)
-    assert got.totals.claims == sent.totals.claims and got.totals.rescued == 2
+    assert got.totals.claims == sent.totals.claims and (got.totals.rescued, got.totals.swept_nodes) == (2, 4)
     made = [{names: each.as_json(*names) for names, each in one.totals.tasks.items()} for one in (got, sent)]
     assert made[0] == made[1]
     assert Numbers.of_lines([json.loads(json.dumps(line)) for line in Numbers().lines(100)]) == Numbers()

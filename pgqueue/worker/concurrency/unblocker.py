@@ -136,7 +136,7 @@ class Unblocker:
         self._mover = Mover(
             session,
             notify=state.settings.notify,
-            unfit=lambda: session.link.statement("unblock_refuse_unfit"),
+            unfit=lambda: session.link.statement("unblock_refuse_unfit", notify=state.settings.notify),
             locks=True,
         )
         self._left = LeftAlone[str](Notice("has a job that cannot be moved"), seconds=REFUSED_SECONDS)

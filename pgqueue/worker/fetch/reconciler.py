@@ -76,7 +76,9 @@ class Reconciler:
         self._mover = Mover(
             session,
             notify=state.settings.notify,
-            unfit=lambda: session.link.statement("rescue_refuse_unfit", worker_id=state.id),
+            unfit=lambda: session.link.statement(
+                "rescue_refuse_unfit", worker_id=state.id, notify=state.settings.notify
+            ),
         )
         notice = Notice("of a claim whose answer was lost cannot be handed back")
         self._left = LeftAlone[tuple[int, int]](notice, seconds=REFUSED_SECONDS)

@@ -87,7 +87,9 @@ class Releaser:
         self._walked = -WALK_SECONDS
         self._after = ""
         self._mover = Mover(
-            session, notify=state.settings.notify, unfit=lambda: self._statement("unblock_refuse_unfit")
+            session,
+            notify=state.settings.notify,
+            unfit=lambda: self._statement("unblock_refuse_unfit", notify=state.settings.notify),
         )
         self._left = LeftAlone[int](Notice("cannot be released"), seconds=REFUSED_SECONDS, each=REFUSED_EACH)
 

@@ -160,7 +160,7 @@ class Rescue:
         mover = Mover(
             self._session,
             notify=self._notify,
-            unfit=lambda: link.statement("rescue_refuse_unfit", worker_id=worker_id),
+            unfit=lambda: link.statement("rescue_refuse_unfit", worker_id=worker_id, notify=self._notify),
         )
         async for [[(count, *_)]] in mover.walk(BATCH, left, moves, first):
             moved += int(count)

@@ -17,6 +17,8 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue.client.tasks import task
+from pgqueue.database import statements
+from pgqueue.telemetry.metrics import families
 from pgqueue.worker.flows.releaser import Releaser
 from pgqueue.worker.worker import Worker
 
@@ -134,6 +136,48 @@ async def test_the_leader_hears_of_a_job_that_is_skipped_for_its_lock(
             handle = flow.enqueue(conn)
         await until(eyes.is_in(handle.jobs(second)[0].id, "completed"), 10.0)
     assert eyes.state(handle.jobs(first)[0].id) == "skipped"
+
+
+@pytest.mark.promise("F321")
+async def test_a_worker_counts_the_nodes_that_its_sweep_has_found(dsn: str, eyes: Eyes) -> None:
+    [(_, [first]), (_, [second])] = put(eyes.conn, Made("waits.none"), Made("waits.x", after=[0]))
+    end(eyes, first)
+    async with work(dsn, x) as worker:
+        await until(eyes.is_in(second, "completed"))
+        numbers = worker.numbers()
+    assert numbers.totals.swept_nodes == 1
+    [counted] = [each for each in families(numbers, []) if each.name == "pgqueue_swept_nodes"]
+    assert [sample.value for sample in counted.samples if sample.name == "pgqueue_swept_nodes_total"] == [1]
+
+
+UNFIT = {
+    "unblock_refuse_unfit": """
+        WITH gone AS (DELETE FROM pgqueue.job_available WHERE id = %s RETURNING id, task, node)
+        INSERT INTO pgqueue.job_blocked (state, key, lock_key, rank, id, task, node)
+        SELECT 'blocked', 'lock:a', 'a', 99, id, task, node FROM gone""",
+    "rescue_refuse_unfit": """
+        WITH gone AS (DELETE FROM pgqueue.job_available WHERE id = %s RETURNING id, task, node)
+        INSERT INTO pgqueue.job_running (state, worker_id, claim, started_at, rank, id, task, node)
+        SELECT 'running', 1000, 1, now(), 99, id, task, node FROM gone""",
+}
+"""What brings a job where no lane could take it, by the statement that fails it."""
+
+
+@pytest.mark.promise("F322")
+@pytest.mark.parametrize("name", ["unblock_refuse_unfit", "rescue_refuse_unfit"])
+async def test_the_leader_hears_of_a_job_that_fits_into_no_lane(
+    name: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive is to fail the job and tell nobody: what waits for its node waits for the sweep."""
+    [(_, [first]), (_, [second])] = put(eyes.conn, Made("waits.none"), Made("waits.x", after_end=[0]))
+    eyes.do(UNFIT[name], first)
+    asked = {"notify": True, "worker_id": 1000}
+    async with leader(dsn, monkeypatch):
+        with psycopg.connect(dsn) as conn:
+            [row] = conn.execute(statements.text(name, "pgqueue").encode(), asked).fetchall()
+        assert row == (first, 1)
+        await until(eyes.is_in(second, "completed"), 10.0)
+    assert eyes.state(first) == "failed"
 
 
 def rescheduled(conn: psycopg.Connection, id: int) -> None:
