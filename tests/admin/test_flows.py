@@ -14,6 +14,7 @@ import pgqueue
 from pgqueue import Flow, InvalidOption
 from pgqueue.admin import actions, flows, queries
 from pgqueue.admin.bulk import runner
+from pgqueue.admin.filters import Filter, finding
 
 Conn = psycopg.Connection[Any]
 
@@ -102,6 +103,31 @@ def test_a_cancel_takes_all_living_jobs_of_a_flow(conn: Conn) -> None:
         "flow": first.id,
     }
     assert pgqueue.cancel(conn, flow=second.id, state="blocked", limit=1)[0].id == second._ids[1]
+
+
+@pytest.mark.promise("F323")
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_cancel_takes_jobs_that_are_added_while_it_goes_on(
+    dsn: str, autocommit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive is to cancel what one look has found: jobs of two commits after it go on."""
+    with psycopg.connect(dsn, autocommit=autocommit) as conn, psycopg.connect(dsn, autocommit=True) as worker:
+        handle = enqueued(conn)
+        conn.commit()
+        added: list[int] = []
+
+        def find_and_add(asked: Filter) -> Any:
+            found = yield from finding(asked)
+            if len(added) < 2:  # as a running job does with its end
+                put = "INSERT INTO pgqueue.job (task, node) VALUES ('added', %s) RETURNING id"
+                added.append(worker.execute(put, [handle.id << 20 | 1]).fetchall()[0][0])
+            return found
+
+        monkeypatch.setattr(actions, "finding", find_and_add)
+        answers = pgqueue.cancel(conn, flow=handle.id)
+        assert [answer.id for answer in answers] == [*handle._ids, *added]
+        assert {answer.did for answer in answers} == {"cancelled"}
+        assert {job.state for job in pgqueue.find(conn, flow=handle.id)} == {"cancelled"}
 
 
 @pytest.mark.promise("F388")
