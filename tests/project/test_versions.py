@@ -7,6 +7,7 @@ And this checkout on a later schema: the worker process starts on it unless it b
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -20,10 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import commands
+import psycopg
 import pytest
 from faults import Stream, drawn_up, settled
-from workers import Eyes, apply_later, later, wait_until
+from workers import Eyes, apply_later, later, until, wait_until, work
 
+import pgqueue
 from pgqueue.database import migrations
 
 ROOT = Path(__file__).parents[2]
@@ -203,3 +206,51 @@ def test_a_worker_that_works_looks_at_the_schema_again_only_when_it_begins_anew(
             a_job_is_run(dsn, eyes)
             worker.signal(signal.SIGTERM)
             assert worker.ends() == 0, worker.output
+
+
+FORGETS = """
+    CREATE FUNCTION forgets() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.node := NULL; RETURN NEW; END';
+    CREATE TRIGGER forgets BEFORE INSERT ON pgqueue.job_running FOR EACH ROW EXECUTE FUNCTION forgets();
+"""
+"""What a claim does that does not know the column."""
+
+
+@pytest.mark.promise("F269")
+@pytest.mark.parametrize("naive", [False, True])
+async def test_a_job_keeps_its_node_when_a_worker_of_the_version_before_claims_it(
+    naive: bool, dsn: str, eyes: Eyes
+) -> None:
+    """On the later schema. One job of a node runs, the other one has ended: what waits for the node still waits. After
+    a claim that drops the node it starts early."""
+    apply_later(dsn, breaking=False)
+    if naive:
+        eyes.do(FORGETS)
+    begun, goes = asyncio.Event(), asyncio.Event()
+
+    @pgqueue.task(name="versions.part")
+    async def part(waits: bool) -> None:
+        if waits:
+            begun.set()
+            await goes.wait()
+
+    @pgqueue.task(name="versions.last")
+    async def last() -> None: ...
+
+    flow = pgqueue.Flow("versions")
+    parts = flow.add_many([part.new(waits) for waits in (True, False)])
+    end = flow.add(last.new(), after=[parts])
+    with psycopg.connect(dsn) as conn:
+        handle = flow.enqueue(conn)
+    (runs, ended), [waiting] = handle.jobs(parts), handle.jobs(end)
+    async with work(dsn, part, last) as worker:
+        await begun.wait()
+        await until(eyes.is_in(ended.id, "completed"))
+        worker.services.releaser.look_at([handle.id << 20 | parts.number])
+        await worker.services.releaser.idle()
+        assert eyes.state(runs.id) == "running"
+        assert (eyes.state(waiting.id) == "blocked") is not naive
+        goes.set()
+        await until(eyes.is_in(waiting.id, "completed"))
+    assert eyes.one("SELECT node FROM pgqueue.job WHERE id = %s", runs.id) == (
+        None if naive else handle.id << 20 | parts.number
+    )
