@@ -11,16 +11,19 @@ The order is: commit the row, LISTEN, look. No end of a job is missed:
 4. If LISTEN is of no use, a later look finds it, too. This is the case behind a pooler, on a standby, without the right
    to write that row, and with `notify=False`.
 
-A connection that breaks or does not answer is replaced as long as there is time, because the job goes on, too. Never
-changes a job.
+A connection that breaks or does not answer is replaced as long as there is time, because the job goes on, too. It leads
+to a server that can be written if the address has one: a standby may not have heard of the job yet.
+
+Never changes a job.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import sleep
 from typing import TYPE_CHECKING, Any, cast
@@ -313,11 +316,18 @@ async def _aanswer(
 @contextmanager
 def _bounded(conn: psycopg.Connection[Any], wait: Wait) -> Iterator[None]:
     """If there is no answer in time, break the connection: the call that waits for it gets an OperationalError."""
-    from threading import Timer
-
     from pgqueue.database.dead_link import hang_up
 
-    timer = Timer(wait.patience(), hang_up, [conn])
+    with _after(wait.patience(), partial(hang_up, conn)):
+        yield
+
+
+@contextmanager
+def _after(seconds: float, call: Callable[[], object]) -> Iterator[None]:
+    """Call this if the block lasts longer. In a thread of its own: a handler may wait here (see alarms)."""
+    from threading import Timer
+
+    timer = Timer(seconds, call)
     timer.daemon = True
     timer.start()
     try:
@@ -342,9 +352,10 @@ def _bounded_on_loop(conn: psycopg.AsyncConnection[Any], seconds: float) -> Iter
 def _connect(wait: Wait) -> psycopg.Connection[Any]:
     import psycopg
 
-    from pgqueue.database import embedded
+    from pgqueue.database import embedded, primary
 
-    return psycopg.connect(embedded.resolve(wait.dsn()), **wait.options())
+    dsn = embedded.resolve(wait.dsn())
+    return primary.connect(psycopg.Connection, dsn, patience=wait.patience(), after=_after, **wait.options())
 
 
 async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
@@ -352,10 +363,12 @@ async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
 
     import psycopg
 
-    from pgqueue.database import embedded
+    from pgqueue.database import embedded, primary
 
     dsn = await asyncio.to_thread(embedded.resolve, wait.dsn())
-    opening = asyncio.ensure_future(psycopg.AsyncConnection.connect(dsn, **wait.options()))
+    opening = asyncio.ensure_future(
+        primary.aconnect(psycopg.AsyncConnection, dsn, patience=wait.patience(), **wait.options())
+    )
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

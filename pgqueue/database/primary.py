@@ -1,8 +1,9 @@
 """The server that can be written, of several that an address leads to: found, preferred, and left for another one.
 
-Used by whatever writes: the sessions of workers and relays, the pools of handlers, the commands. An address leads to
-several servers if it names several hosts, or a name with several addresses, or a proxy that follows the primary; or it
-may, if only libpq knows its hosts: it names a service. What it does not name, the environment of libpq does.
+Used by whatever writes: the sessions of workers and relays, the pools of handlers, the commands, the dashboard. Waits
+for a result use it, too. An address leads to several servers if it names several hosts, or a name with several
+addresses, or a proxy that follows the primary. It may, if only libpq knows its hosts: it names a service. What it does
+not name, the environment of libpq does.
 
 How a connection finds the primary (`connect`):
 
@@ -27,7 +28,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, TypeVar
@@ -42,6 +43,7 @@ from pgqueue.database.dead_link import hang_up
 from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic
 
+After = Callable[[float, Callable[[], object]], AbstractContextManager[None]]
 AnyConnection = Connection[Any] | AsyncConnection[Any]
 C = TypeVar("C", bound=Connection[Any])
 A = TypeVar("A", bound=AsyncConnection[Any])
@@ -58,14 +60,19 @@ class Left(OperationalError):
     """The connection leads to a server that was left for another one. Nothing was done on it."""
 
 
-def connect(kind: type[C], dsn: str, **options: Any) -> C:
-    """Open a connection of this kind in autocommit mode, to a server that can be written if there is one."""
+def connect(
+    kind: type[C], dsn: str, *, patience: float = ASK_SECONDS, after: After = alarms.after, **options: Any
+) -> C:
+    """Open a connection of this kind in autocommit mode, to a server that can be written if there is one.
+
+    Without an answer within `patience` the new connection is given up; `after` calls what does that.
+    """
     conn = kind.connect(dsn, **options)
     other = elsewhere(dsn)
     if other is None:
         return conn
     try:
-        with alarms.after(ASK_SECONDS, partial(hang_up, conn)):
+        with after(patience, partial(hang_up, conn)):
             [only_reads] = conn.execute(ONLY_READS, prepare=False).fetchone() or ("off",)
     except BaseException:
         conn.close()
@@ -78,13 +85,13 @@ def connect(kind: type[C], dsn: str, **options: Any) -> C:
     return conn
 
 
-async def aconnect(kind: type[A], dsn: str, **options: Any) -> A:
+async def aconnect(kind: type[A], dsn: str, *, patience: float = ASK_SECONDS, **options: Any) -> A:
     """`connect` on the loop."""
     conn = await kind.connect(dsn, **options)
     other = elsewhere(dsn)
     if other is None:
         return conn
-    timer = asyncio.get_running_loop().call_later(ASK_SECONDS, hang_up, conn)
+    timer = asyncio.get_running_loop().call_later(patience, hang_up, conn)
     try:
         [only_reads] = await (await conn.execute(ONLY_READS, prepare=False)).fetchone() or ("off",)
     except BaseException:

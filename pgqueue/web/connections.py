@@ -12,6 +12,10 @@ Why a page says within a second that the database is away, and why:
 3. While another request has a connection of the pool, the database is there. Then requests wait for their turn.
 4. A connection that was idle is asked before it is given out. So no page is lost with a connection that was lost.
 
+Where its connections lead: to a server that can be written, if the address has one (see `primary`); else to a standby,
+and each page says so. A change that comes to a server that only reads is tried again on another connection, since that
+may have become a standby, or be one no longer, after the connection was made. Nothing of the change has run by then.
+
 Why the end of a loop does not hang, although no lifespan event told of it: its runner cancels every task and waits for
 them. A task of the pool that is connecting takes this for a failure, and goes on. So one more task waits for the end,
 and closes the pool then: that stops such tasks, too.
@@ -22,7 +26,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, LiteralString, TypeVar
+from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg import AsyncConnection
@@ -30,8 +34,10 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
 from pgqueue.config import config
-from pgqueue.database import embedded
+from pgqueue.database import embedded, primary
 from pgqueue.database.pool_log import quieten
+from pgqueue.database.sessions import ReadOnly
+from pgqueue.steady_clock import monotonic
 
 T = TypeVar("T")
 
@@ -65,15 +71,37 @@ class Unreachable(psycopg.OperationalError):
     """No connection can be made. The message names the server and says why."""
 
 
+class _Stale(ReadOnly):
+    """This connection was made before, and only reads. A new one may write."""
+
+
+class _Pooled(AsyncConnection[tuple[Any, ...]]):
+    """A connection of the dashboard's pool: it can be told from those of an application in the same process."""
+
+    opened_at = 0.0
+
+
+class _ToThePrimary:
+    """In place of psycopg's class of connections, for its pool."""
+
+    @staticmethod
+    async def connect(dsn: str, **options: Any) -> _Pooled:
+        conn = await primary.aconnect(_Pooled, dsn, **options)
+        conn.opened_at = monotonic()
+        return conn
+
+
 class Connections:
     """Opens connections to the configured database when they are needed, and keeps them for two idle minutes."""
 
     def __init__(self) -> None:
-        self._pool: AsyncConnectionPool[Connection] | None = None
+        self._pool: AsyncConnectionPool[_Pooled] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self._dsn = ""
         self._used = 0
+        self.on_standby = False
+        """Whether what was asked last was answered by a standby."""
         self._returning = set[asyncio.Task[None]]()
         self._closing: asyncio.Task[None] | None = None
 
@@ -83,17 +111,25 @@ class Connections:
 
     async def change(self, ask: Ask[T]) -> T:
         """What `ask` answers, in one transaction that is committed. Each of its statements may take 2 s."""
-        return await self._asked(ask, "")
+        began = monotonic()
+        for _ in range(CONNECTIONS_MOST):
+            with suppress(_Stale):
+                return await self._asked(ask, "", began)
+        return await self._asked(ask, "", began)
 
-    async def _asked(self, ask: Ask[T], mode: LiteralString) -> T:
+    async def _asked(self, ask: Ask[T], mode: LiteralString, began: float = 0.0) -> T:
         pool = await self._opened()
         async with self._connection(pool) as conn, conn.transaction():
             await conn.execute(f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED{mode}")
-            await conn.execute(
-                "SELECT set_config('statement_timeout', %s, true), set_config('jit', 'off', true), "
+            cursor = await conn.execute(
+                "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
+                "set_config('statement_timeout', %s, true), set_config('jit', 'off', true), "
                 "set_config('row_security', 'off', true)",  # else rows that it hides look as if there were none
                 (f"{STATEMENT_SECONDS}s",),
             )
+            self.on_standby, only_reads, *_ = await cursor.fetchone() or (False, False)
+            if only_reads and not mode:
+                raise _Stale if conn.opened_at < began else ReadOnly
             return await ask(conn)
 
     async def close(self) -> None:
@@ -105,7 +141,7 @@ class Connections:
                 self._closing.cancel()
 
     @asynccontextmanager
-    async def _connection(self, pool: AsyncConnectionPool[Connection]) -> AsyncIterator[Connection]:
+    async def _connection(self, pool: AsyncConnectionPool[_Pooled]) -> AsyncIterator[_Pooled]:
         conn = await self._taken(pool)
         self._used += 1
         try:
@@ -117,7 +153,7 @@ class Connections:
             self._used -= 1
             await pool.putconn(conn)
 
-    async def _taken(self, pool: AsyncConnectionPool[Connection]) -> Connection:
+    async def _taken(self, pool: AsyncConnectionPool[_Pooled]) -> _Pooled:
         """A connection of the pool. Raises what an attempt to connect says, if the pool has nothing to say."""
         taking = asyncio.create_task(pool.getconn())
         try:
@@ -130,13 +166,13 @@ class Connections:
             taking.add_done_callback(lambda done: self._return(pool, done))
             raise
 
-    def _return(self, pool: AsyncConnectionPool[Connection], taken: asyncio.Task[Connection]) -> None:
+    def _return(self, pool: AsyncConnectionPool[_Pooled], taken: asyncio.Task[_Pooled]) -> None:
         if not taken.cancelled() and taken.exception() is None:
             returning = asyncio.create_task(pool.putconn(taken.result()))
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
 
-    async def _opened(self) -> AsyncConnectionPool[Connection]:
+    async def _opened(self) -> AsyncConnectionPool[_Pooled]:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # A lock that no loop has waited on belongs to none.
@@ -145,9 +181,10 @@ class Connections:
             if self._pool is None or self._pool.closed:
                 # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
                 dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
-                quieten(NAME)  # each page says what is wrong
-                pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+                quieten(NAME, _Pooled)  # each page says what is wrong
+                pool: AsyncConnectionPool[_Pooled] = AsyncConnectionPool(
                     dsn,
+                    connection_class=cast(Any, _ToThePrimary),
                     min_size=0,
                     max_size=CONNECTIONS_MOST,
                     timeout=WAIT_SECONDS,
@@ -164,7 +201,7 @@ class Connections:
             return self._pool
 
 
-async def _close_at_the_end(pool: AsyncConnectionPool[Connection]) -> None:
+async def _close_at_the_end(pool: AsyncConnectionPool[_Pooled]) -> None:
     """Close the pool when this task is cancelled, with all others of its loop."""
     try:
         await asyncio.get_running_loop().create_future()

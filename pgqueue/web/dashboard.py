@@ -211,6 +211,7 @@ class Dashboard:
             "role": "operator" if visit.rights >= OPERATOR else "reader",
             "has_login": self._gate.has_login,
             "notice": None,
+            "on_standby": bool(visit.rights) and self._connections.on_standby,
             "live": way_of(visit.visitor) if visit.visitor.method in SAFE_METHODS else None,
             "seen": self.live.number,
         }

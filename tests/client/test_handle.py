@@ -516,6 +516,48 @@ async def test_it_waits_through_a_restart_of_the_server(own_server: Server, monk
         await end
 
 
+def two_hosts(dsn: str) -> str:
+    """An address that leads to two servers, of which the first only reads."""
+    host = psycopg.conninfo.conninfo_to_dict(dsn)["host"]
+    return psycopg.conninfo.make_conninfo(dsn, host=f"{host},{host}")
+
+
+def reads_only(connect: Any) -> Any:
+    """A way to connect that leads to a server that only reads, unless one that can be written is asked for."""
+
+    def connected(dsn: str, **options: Any) -> Any:
+        where = "" if "read-write" in dsn else " options='-c default_transaction_read_only=on'"
+        return connect(dsn + where, **options)
+
+    return connected
+
+
+@pytest.mark.promise("F344")
+async def test_a_wait_finds_the_server_that_can_be_written(
+    patient: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: the first host answers and only reads. The wait is told nothing there, and only looks."""
+    pgqueue.configure(dsn=two_hosts(patient))
+    for kind in (psycopg.Connection, psycopg.AsyncConnection):
+        monkeypatch.setattr(kind, "connect", reads_only(kind.connect))
+    job = running(eyes)
+    ends = [asyncio.create_task(asyncio.to_thread(job.result, 50)), asyncio.create_task(job.aresult(50))]
+    await until(wait_for(eyes, 2))
+    complete(eyes.conn, job)
+    assert await asyncio.gather(*ends) == ["in"] * 2
+
+
+@pytest.mark.promise("F344")
+async def test_a_wait_looks_on_a_standby_while_none_can_be_written(pgqueue_db: str, eyes: Eyes) -> None:
+    pgqueue.configure(dsn=f"{two_hosts(pgqueue_db)} options='-c default_transaction_read_only=on'")
+    job = running(eyes)
+    ends = [asyncio.create_task(asyncio.to_thread(job.result, 50)), asyncio.create_task(job.aresult(50))]
+    await until(lambda: len(eyes.backends("pgqueue result")) == 2)
+    complete(eyes.conn, job)
+    assert await asyncio.gather(*ends) == ["in"] * 2
+    assert not eyes.one("SELECT is_called FROM pgqueue.job_waiter_waiter_seq")
+
+
 @pytest.mark.usefixtures("pgqueue_db")
 def test_who_cannot_connect_at_all_is_told_at_once(own_server: Server) -> None:
     pgqueue.configure(dsn=own_server.dsn("nowhere"))

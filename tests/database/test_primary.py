@@ -162,7 +162,7 @@ def standby_first(both: Pair) -> str:
 @pytest.mark.promise("F337")
 async def test_a_standby_that_stands_first_is_passed_over(both: Pair) -> None:
     """Naive: libpq takes the first that answers, and a worker takes no job as long as that is a standby."""
-    dsn, options = standby_first(both), {"autocommit": True}
+    dsn, options = standby_first(both), dict[str, Any](autocommit=True)
     migrations.migrate(dsn)
     both.caught_up()
     with psycopg.connect(dsn) as conn:
