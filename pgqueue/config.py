@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from pgqueue.databases import current
 from pgqueue.errors import InvalidOption, NotConfigured
 from pgqueue.options import checks_options
 
@@ -159,8 +160,15 @@ def database_of_tests() -> DatabaseOfTests | None:
 
 
 def config(*, dsn: str | None = None, listen_dsn: str | None = None, schema: str | None = None) -> Config:
-    """Return the configuration in force. An argument that is not None comes before everything else."""
-    given = _configured | _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
+    """Return the configuration in force. An argument that is not None comes before everything else.
+
+    In a worker of one of several databases the DSN is that database's, and so is that of LISTEN unless it is `off`.
+    """
+    configured, database = _configured, current.get()
+    if database is not None:
+        off = OFF in (listen_dsn, configured.get("listen_dsn"))
+        configured = configured | _named(dsn=database.dsn, listen_dsn=OFF if off else database.dsn)
+    given = configured | _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
     if _find is not None and "dsn" not in given:
         given = given | _named(dsn=_find())
     return _resolve(_environment() | given)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from traceback import print_exc
 from typing import Any
 
+from pgqueue.databases import current
 from pgqueue.plain_text import foreign, plain_lines
 
 # The attributes every record has. All others came with `extra=` and are written as fields.
@@ -24,6 +25,9 @@ _harmless: set[str] = set()
 
 worker_id: int | None = None
 """Of the worker that this process is. Set by `pgqueue work`; an application may have several in one process."""
+
+worker_ids: dict[str, int] = {}
+"""Of the workers that this process is, by the names of their databases, if it has several."""
 
 trace_ids: Callable[[], Mapping[str, str]] | None = None
 """Set by `pgqueue.telemetry.otel`: `trace_id` and `span_id` of the span that is current where a line is logged."""
@@ -58,7 +62,8 @@ def _quiet(call: Callable[..., None], frames: int = 0) -> Callable[..., None]:
 class Text(logging.Formatter):
     """`2026-11-20T10:00:00.000Z INFO pgqueue[4711 worker 12]: message`, and the traceback below it.
 
-    4711 is the process, and 12 the ID of its worker, in a process of `pgqueue work` whose worker has one.
+    4711 is the process, and 12 the ID of its worker, in a process of `pgqueue work` whose worker has one. If it works
+    for several databases, the name of one stands before it: `[4711 shop-a worker 12]`.
 
     A message may hold a text from the database. So an entry begins at the left edge, and all its other lines are
     indented; what is not printable is a `?`. With `colours`, for a terminal, the level has one.
@@ -69,9 +74,10 @@ class Text(logging.Formatter):
         self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
-        place = record.process if worker_id is None else f"{record.process} worker {worker_id}"
+        database, worker = _worker()
+        place = [f"{record.process}", *([database] if database else []), *([f"worker {worker}"] if worker else [])]
         own = copy(record)  # other handlers get the record without it
-        vars(own)["place"] = place
+        vars(own)["place"] = " ".join(place)
         text = plain_lines(super().format(own))
         colour = _colour(record) if self._colours else None
         if colour is None:
@@ -86,8 +92,8 @@ class Text(logging.Formatter):
 class Json(logging.Formatter):
     """One JSON object on one line of ASCII: time, level, logger, process, worker, message, the extras, the traceback.
 
-    `process` is the process's ID, `worker` the ID of its worker, where `pgqueue work` has one. The traceback is the
-    field `exception`.
+    `process` is the process's ID, `worker` the ID of its worker, where `pgqueue work` has one. `database` is the name
+    of the worker's database, if the process has several. The traceback is the field `exception`.
 
     While `pgqueue.telemetry.otel` traces, `trace_id` and `span_id` are among the extras, if there is a span.
 
@@ -102,8 +108,11 @@ class Json(logging.Formatter):
             "logger": record.name,
             "process": record.process,
         }
-        if worker_id is not None:
-            line["worker"] = worker_id
+        database, worker = _worker()
+        if database is not None:
+            line["database"] = database
+        if worker is not None:
+            line["worker"] = worker
         line["message"] = _message(record)
         if trace := self._trace(record):
             line["exception"] = trace
@@ -122,6 +131,12 @@ class Json(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             return self.formatException(record.exc_info)
         return record.exc_text
+
+
+def _worker() -> tuple[str | None, int | None]:
+    """The name of the database to which the line belongs, if there are several, and the ID of the worker."""
+    database = current.get()
+    return (None, worker_id) if database is None else (database.name, worker_ids.get(database.name))
 
 
 def _colour(record: logging.LogRecord) -> int | None:

@@ -106,6 +106,17 @@ def database(command: F) -> F:
     )(command)
 
 
+def databases(command: F) -> F:
+    """Add --database NAME=DSN, for commands that know several databases, and hand its values on as `databases`."""
+    return click.option(
+        "--database",
+        "databases",
+        metavar="NAME=DSN",
+        multiple=True,
+        help="One of several databases; repeat it. Better in PGQUEUE_DATABASES, which `ps` never shows.",
+    )(command)
+
+
 def log_options(command: F) -> F:
     """Add --log-level and --log-format (logs.py)."""
     command = click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)(

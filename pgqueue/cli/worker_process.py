@@ -78,7 +78,7 @@ def serve(worker: Worker, grace: float, stuck: float, worker_end: WorkerEnd | No
     done: int | None = None
     try:
         facts = _first_look(worker, worker_end)
-        name, factory = _loop()
+        name, factory = loop_of()
         # Imported objects stay. Else each full garbage collection would look through them, and all handlers wait for
         # it. One more look comes at the end of the process, and takes CPU time from other processes.
         gc.freeze()
@@ -108,7 +108,7 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
                 if conn.execute("SHOW transaction_read_only").fetchone() == ("on",):
                     raise ReadOnly
                 outage.answered(START)
-                return _facts(conn, worker)
+                return facts_of(conn, worker)
         except ReadOnly as error:
             pause = outage.lost(START, error)
         except psycopg.OperationalError as error:
@@ -176,7 +176,7 @@ async def _work(
     unknown_queues = facts.pop("unknown_queues")
     for problem in unknown_queues if first else ():
         log.warning("%s", problem)
-    log.log(logging.INFO if first else logging.DEBUG, _banner(facts), extra=facts | {"worker_id": worker.worker_id})
+    log.log(logging.INFO if first else logging.DEBUG, banner(facts), extra=facts | {"worker_id": worker.worker_id})
     Watchdog(worker.completing, stuck).start()
     ended = asyncio.create_task(worker.run())
     await _first(ended, signals.received)
@@ -296,7 +296,8 @@ class Signals:
         self._loop.call_soon_threadsafe(self.received.set)
 
 
-def _loop() -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:
+def loop_of() -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:
+    """The name of the event loop to use, and what makes it; None is asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -304,7 +305,8 @@ def _loop() -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:
     return f"uvloop {uvloop.__version__}", uvloop.new_event_loop  # type: ignore[attr-defined]  # said in a module of its own
 
 
-def _facts(conn: psycopg.Connection[Any], worker: Worker) -> dict[str, Any]:
+def facts_of(conn: psycopg.Connection[Any], worker: Worker) -> dict[str, Any]:
+    """What the banner says of this worker and its database."""
     settings = worker.settings
     version = migrations.check(conn, config().schema).version
     return {
@@ -344,7 +346,8 @@ def _connections(worker: Worker) -> str:
     return f"{own}, and up to {handlers} for transactional tasks" if handlers else own
 
 
-def _banner(facts: dict[str, Any]) -> str:
+def banner(facts: dict[str, Any]) -> str:
+    """What a worker says when it is ready."""
     shown = {
         "database": f"{facts['database']} (PostgreSQL {facts['postgresql']})",
         "schema": f"{facts['schema']}, version {facts['schema_version']}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
@@ -100,57 +101,75 @@ OF_DATABASE = (
     ),
 )
 METRICS = (*OF_PROCESSES, *OF_DATABASE)
+_Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+_KINDS: dict[str, type[_Family]] = {
+    COUNTER: CounterMetricFamily,
+    GAUGE: GaugeMetricFamily,
+    HISTOGRAM: HistogramMetricFamily,
+}
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def families(numbers: Numbers | None, gauges: Iterable[Sample]) -> Iterator[Family]:
-    """What is exported of these processes, if any, and of the database."""
-    if numbers is not None:
-        yield from _of_processes(numbers)
-    made: dict[str, GaugeMetricFamily] = {}
-    for name, labels, value in gauges:
-        family = made.setdefault(name, _gauge(name))
-        family.add_metric([labels[label] for label in _BY_NAME[name].labels], value)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is exported of one database: the numbers of its processes, if there are any, and the gauges.
+
+    `database`: its name, if there are several; it becomes a label.
+    """
+
+    numbers: Numbers | None
+    gauges: Iterable[Sample]
+    database: str | None = None
+
+
+def families(parts: Sequence[Part]) -> Iterator[Family]:
+    """What is exported of these databases and their processes."""
+    made: dict[str, _Family] = {}
+    for part in parts:
+        names, labels = ([], []) if part.database is None else (["database"], [part.database])
+        for metric in OF_PROCESSES if part.numbers is not None and not made else ():
+            made[metric.name] = _family(metric.name, names)
+        for name, values, value in _series(part):
+            family = made.get(name)
+            if family is None:
+                family = made[name] = _family(name, names)
+            if isinstance(family, HistogramMetricFamily):
+                counts, seconds = value
+                family.add_metric([*labels, *values], _buckets(counts), seconds)
+            else:
+                family.add_metric([*labels, *values], value)
     yield from made.values()
 
 
-def _of_processes(numbers: Numbers) -> Iterator[Family]:
+def _series(part: Part) -> Iterator[tuple[str, Sequence[str], Any]]:
+    """Each series of it: its metric, the values of its labels, and its value. Of a histogram that is how often each
+    time was counted, and the sum of the times."""
+    if part.numbers is not None:
+        yield from _of_processes(part.numbers)
+    for name, labels, value in part.gauges:
+        yield name, [labels[label] for label in _BY_NAME[name].labels], value
+
+
+def _of_processes(numbers: Numbers) -> Iterator[tuple[str, Sequence[str], Any]]:
     totals = numbers.totals
-    jobs, slots = _counter("pgqueue_jobs_total"), _gauge("pgqueue_slots")
-    wait, run = _histogram("pgqueue_job_wait_seconds"), _histogram("pgqueue_job_run_seconds")
     for (queue, task), counts in totals.tasks.items():
         for outcome, n in counts.happened.items():
-            jobs.add_metric([queue, task, outcome], n)
-        wait.add_metric([queue, task], _buckets(counts.wait), counts.wait_seconds)
-        run.add_metric([queue, task], _buckets(counts.run), counts.run_seconds)
+            yield "pgqueue_jobs_total", [queue, task, outcome], n
+        yield "pgqueue_job_wait_seconds", [queue, task], (counts.wait, counts.wait_seconds)
+        yield "pgqueue_job_run_seconds", [queue, task], (counts.run, counts.run_seconds)
     for state, n in numbers.slots.items():
-        slots.add_metric([state], n)
-    yield from (jobs, wait, run, slots)
+        yield "pgqueue_slots", [state], n
     for name, times in (("pgqueue_claim_seconds", totals.claims), ("pgqueue_flush_seconds", totals.flushes)):
-        spread = _histogram(name)
-        spread.add_metric([], _buckets(times.counts), times.seconds)
-        yield spread
-    for name, n in (
-        ("pgqueue_fenced_total", totals.fenced),
-        ("pgqueue_rescued_total", totals.rescued),
-        ("pgqueue_swept_nodes_total", totals.swept_nodes),
-        ("pgqueue_lost_slots_total", totals.lost_slots),
-    ):
-        count = _counter(name)
-        count.add_metric([], n)
-        yield count
+        yield name, [], (times.counts, times.seconds)
+    yield "pgqueue_fenced_total", [], totals.fenced
+    yield "pgqueue_rescued_total", [], totals.rescued
+    yield "pgqueue_swept_nodes_total", [], totals.swept_nodes
+    yield "pgqueue_lost_slots_total", [], totals.lost_slots
 
 
-def _counter(name: str) -> CounterMetricFamily:
-    return CounterMetricFamily(name, _BY_NAME[name].help, labels=_BY_NAME[name].labels)
-
-
-def _gauge(name: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, _BY_NAME[name].help, labels=_BY_NAME[name].labels)
-
-
-def _histogram(name: str) -> HistogramMetricFamily:
-    return HistogramMetricFamily(name, _BY_NAME[name].help, labels=_BY_NAME[name].labels)
+def _family(name: str, more: Sequence[str]) -> _Family:
+    metric = _BY_NAME[name]
+    return _KINDS[metric.kind](name, metric.help, labels=[*more, *metric.labels])
 
 
 def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:

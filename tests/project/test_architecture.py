@@ -17,7 +17,7 @@ from pgqueue.database import statements
 
 PACKAGE = Path(__file__).parents[2] / "pgqueue"
 
-GROUND = "errors config logs manual distribution early_signals options plain_text stderr steady_clock"
+GROUND = "errors config databases logs manual distribution early_signals options plain_text stderr steady_clock"
 # What each wing may import: itself, and these. A name with dots is one module and nothing else of its wing.
 WINGS = {
     **{module: GROUND for module in GROUND.split()},

@@ -13,9 +13,10 @@ import click
 from click.core import ParameterSource
 
 from pgqueue import early_signals
-from pgqueue.cli.options import Duration, Size, Whole, app_dir, database, given, log_options
+from pgqueue.cli.options import Duration, Size, Whole, app_dir, database, databases, given, log_options
 
 if TYPE_CHECKING:
+    from pgqueue.databases import Database
     from pgqueue.worker.worker import Worker
 
 
@@ -98,6 +99,7 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON for logging.config.dictConfig, instead of the two above.",
 )
+@databases
 @database
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -113,6 +115,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     With --processes a supervisor keeps this many processes. SIGHUP or `pgqueue restart` replaces them, new ones first.
     SIGUSR1 or `pgqueue quiet` lets them finish. SIGTTIN and SIGTTOU or `pgqueue scale` change their number.
 
+    With several databases, by --database or PGQUEUE_DATABASES, there is a worker for each in this one process, with
+    --concurrency each. One that is away is waited for, and the others go on. If a worker fails, the others go on, and
+    the exit code at the end says it.
+
     A failed attempt n is made again after min(most, first x factor^(n-1)) seconds, times a random 0.5 to 1. The default
     is min(21600, 10 x 3^(n-1)): ten attempts within 7 to 15 hours. A task's retry= may say otherwise.
 
@@ -122,11 +128,15 @@ def command(ctx: click.Context, /, **options: Any) -> None:
       pgqueue work myapp.tasks otherapp.tasks -q mail:5,default --concurrency 20
       pgqueue work tasks --app-dir src --log-format json
       pgqueue work tasks --processes 4 --memory-limit 500M --metrics :9000
+      pgqueue work tasks --database a=postgresql://app@db/a --database b=postgresql://app@db/b
     """
     from pgqueue.cli.task_modules import import_tasks, look_in
 
     directory = look_in(options["app_dir"])
+    several = _databases(ctx, options)
     _set_up_logs(ctx, options)
+    if several:
+        raise click.exceptions.Exit(_work_for(several, options, directory))
     if _is_supervisor(ctx, options):
         raise click.exceptions.Exit(_supervise(options, directory))
 
@@ -153,6 +163,49 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         code = serve(worker, options["grace"], options["stuck"], worker_end)
     sys.stderr.flush()
     raise click.exceptions.Exit(code)
+
+
+def _databases(ctx: click.Context, options: Mapping[str, Any]) -> tuple[Database, ...]:
+    """The databases that --database or PGQUEUE_DATABASES names; none if there is one database. --dsn comes first."""
+    from pgqueue.config import OFF
+    from pgqueue.databases import named, of_environment
+
+    found = named(options["databases"])
+    if "dsn" in given(ctx):
+        if found:
+            raise click.UsageError("--dsn and --database exclude each other")
+        return ()
+    found = found or of_environment()
+    if not found:
+        return ()
+    if options["listen_dsn"] not in (None, OFF):
+        raise click.UsageError(f"with several databases --listen-dsn can only be {OFF}: each has a DSN of its own")
+    if _is_supervisor(ctx, options) or options["supervised"] is not None:
+        raise click.UsageError(
+            "with several databases there is one process: leave out --processes, --memory-limit, --max-jobs and "
+            "--reload, and start the command several times instead"
+        )
+    return found
+
+
+def _work_for(databases: tuple[Database, ...], options: Mapping[str, Any], directory: Path) -> int:
+    """Work for several databases, a worker for each; the exit code."""
+    early_signals.give_back(signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
+    from pgqueue.cli.many_workers import Own, serve
+    from pgqueue.cli.metrics import serving_many
+    from pgqueue.cli.task_modules import import_tasks
+    from pgqueue.worker.complete import job_logger
+
+    if _logs_jobs(options):
+        job_logger.success_level = logging.INFO
+    with serving_many(options["metrics"]) as answer:
+        import_tasks(options["modules"], directory)
+        how = {name: options[name] for name in WORKER_OPTIONS} | {"queues": _names(options["queues"])}
+        owns = [Own(each, lambda: _worker({}, options["listen_dsn"], how)) for each in databases]
+        answer({own.database: own.worker.ask_numbers for own in owns})
+        code = serve(owns, options["grace"], options["stuck"])
+    sys.stderr.flush()
+    return code
 
 
 def _set_up_logs(ctx: click.Context, options: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -168,7 +169,9 @@ class Heartbeat:
         self._listed: list[Callable[[], object]] = []
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pgqueue-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=[self._run], name="pgqueue-heartbeat", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()

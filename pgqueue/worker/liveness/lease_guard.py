@@ -31,6 +31,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 from pgqueue.client.middleware import Handler
@@ -60,7 +61,9 @@ class LeaseGuard:
         self._running: dict[Job, None] = {}
         self._guards = False
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="pgqueue-lease", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=[self._watch], name="pgqueue-lease", daemon=True
+        )
 
     def wraps(self, task: Task[..., Any]) -> bool:
         """Whether the jobs of this task are to be stopped."""

@@ -1,0 +1,57 @@
+"""Several databases of one fleet: what they are called, and to which one what runs now belongs.
+
+Said by `--database NAME=DSN`, or by PGQUEUE_DATABASES. `config` asks `current` first: in a worker of one of these
+databases, and in its handlers, the configured database is that one. Never connects.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from pgqueue.errors import InvalidOption
+
+VARIABLE = "PGQUEUE_DATABASES"
+_HARMLESS = re.compile(r"[\w-]{1,40}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database by the name that the fleet has for it."""
+
+    name: str
+    dsn: str = field(repr=False)
+
+
+current: ContextVar[Database | None] = ContextVar("pgqueue_database", default=None)
+"""The database of the worker to which this task, thread or handler belongs; None if the process has one database."""
+
+
+def named(texts: Iterable[str]) -> tuple[Database, ...]:
+    """The databases that these texts name, each `NAME=DSN`. Raises InvalidOption.
+
+    >>> named(["a=postgresql:///shop_a"])
+    (Database(name='a'),)
+    """
+    found: dict[str, Database] = {}
+    for text in texts:
+        name, separator, dsn = text.partition("=")
+        if not separator or _NAME.fullmatch(name) is None or not dsn.strip():
+            shown = f" {name!r}" if _HARMLESS.fullmatch(name) else ""  # else it may be a DSN with a password
+            raise InvalidOption(
+                f"database{shown}: write NAME=DSN, such as a=postgresql:///shop_a; a name has 1 to 40 lower-case "
+                "letters, digits, _ or -"
+            )
+        if name in found:
+            raise InvalidOption(f"database {name!r} is named twice; each has a name of its own")
+        found[name] = Database(name, dsn)
+    return tuple(found.values())
+
+
+def of_environment() -> tuple[Database, ...]:
+    """The databases of PGQUEUE_DATABASES, which have blanks or line ends between them; none if it is not set."""
+    return named(os.environ.get(VARIABLE, "").split())

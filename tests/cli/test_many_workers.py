@@ -1,0 +1,262 @@
+"""`pgqueue work` for several databases: one process, a worker for each."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from commands import Worker, pgqueue, working
+from prometheus_client.parser import text_string_to_metric_families
+from psycopg.conninfo import conninfo_to_dict
+from servers import Server
+from workers import Eyes, wait_until
+
+import pgqueue as library
+from pgqueue import InvalidOption
+from pgqueue.config import config
+from pgqueue.databases import Database, current, named
+from pgqueue.pytest_plugin import Databases
+
+SHOP = """
+import asyncio, logging, pathlib, threading
+import pgqueue
+
+def noted():
+    with pgqueue.connect() as conn:
+        conn.execute("INSERT INTO noted SELECT current_database()")
+
+@pgqueue.task(name="of_thread")
+def of_thread() -> None:
+    logging.getLogger("shop").info("in the thread")
+    noted()
+
+@pgqueue.task(name="of_loop")
+async def of_loop() -> None:
+    await asyncio.to_thread(noted)
+
+@pgqueue.task(name="threads")
+async def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+@pgqueue.task(name="until")
+async def until(path: str) -> None:
+    pathlib.Path(f"{path}.begun").touch()
+    while not pathlib.Path(path).exists():
+        await asyncio.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    return tmp_path
+
+
+@pytest.fixture
+def other_dsn(pgqueue_databases: Databases) -> Iterator[str]:
+    """A second database, which has the number 1."""
+    with pgqueue_databases.copy() as made:
+        library.migrate(made, number=1)
+        yield made
+
+
+@pytest.fixture
+def other_eyes(other_dsn: str) -> Iterator[Eyes]:
+    looking = Eyes(other_dsn)
+    yield looking
+    looking.close()
+
+
+def both(dsn: str, other_dsn: str) -> list[str]:
+    return ["--database", f"a={dsn}", "--database", f"b={other_dsn}"]
+
+
+def enqueue(dsn: str, *tasks: str, **args: Any) -> list[int]:
+    with psycopg.connect(dsn) as conn:
+        return [library.enqueue(conn, task, **args).id for task in tasks]
+
+
+def ready(worker: Worker, *names: str) -> None:
+    for name in names:
+        worker.says(f" {name} worker ")
+
+
+# What is named -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F395")
+@pytest.mark.parametrize("text", ["", "a", "=postgresql:///x", "a=", "a= ", "A=postgresql:///x", "a b=postgresql:///x"])
+def test_what_names_no_database_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption, match="NAME=DSN"):
+        named([text])
+
+
+@pytest.mark.promise("F395")
+def test_wrong_uses_are_named_without_a_password(dsn: str, other_dsn: str, app: Path) -> None:
+    secret = "postgresql://u:hidden@localhost/x"
+    for arguments, said in (
+        (["--database", f"a={dsn}", "--database", f"a={other_dsn}"], "'a' is named twice"),
+        (["--database", secret], "NAME=DSN"),
+        (["--dsn", dsn, "--database", f"b={secret}"], "exclude each other"),
+        ([*both(dsn, other_dsn), "--processes", "2"], "one process"),
+        ([*both(dsn, other_dsn), "--listen-dsn", secret], "off"),
+        ([*both(dsn, dsn)], "databases 'a' and 'b' are one database"),
+    ):
+        done = pgqueue("work", "shop", *arguments, cwd=app)
+        assert (done.returncode, said in done.stderr, "hidden" in done.stderr) == (2, True, False), done.stderr
+
+
+@pytest.mark.promise("F395")
+def test_two_databases_with_one_number_do_not_start(dsn: str, app: Path, pgqueue_databases: Databases) -> None:
+    with pgqueue_databases.copy() as twin:
+        done = pgqueue("work", "shop", cwd=app, PGQUEUE_DATABASES=f"a={dsn}\n b={twin}")
+    assert done.returncode == 2
+    assert "databases 'a' and 'b' have one number, 0" in done.stderr and "--number" in done.stderr
+
+
+@pytest.mark.promise("F396")
+def test_the_configured_database_is_that_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGQUEUE_DSN", "postgresql:///one")
+    monkeypatch.setenv("PGQUEUE_LISTEN_DSN", "postgresql:///listen")
+    token = current.set(Database("a", "postgres:///a"))
+    try:
+        assert (config().dsn, config().listen_dsn) == ("postgresql:///a", "postgresql:///a")
+        assert config(dsn="postgresql:///said").dsn == "postgresql:///said"
+        assert config(listen_dsn="off").listen_dsn is None
+    finally:
+        current.reset(token)
+    assert config().dsn == "postgresql:///one"
+
+
+# Work ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.second
+@pytest.mark.promise("F394")
+@pytest.mark.promise("F396")
+def test_each_database_has_a_worker_and_handlers_know_theirs(
+    dsn: str, other_dsn: str, eyes: Eyes, other_eyes: Eyes, app: Path
+) -> None:
+    sides = {"a": (dsn, eyes), "b": (other_dsn, other_eyes)}
+    for _, looking in sides.values():
+        looking.do("CREATE TABLE noted (name text)")
+    with working("shop", "--metrics", "127.0.0.1:0", *both(dsn, other_dsn), dsn=None, cwd=app) as worker:
+        ready(worker, *sides)
+        for address, looking in sides.values():
+            enqueue(address, "of_thread", "of_loop")
+            wait_until(looking.done(2))
+        for name, (address, looking) in sides.items():
+            assert looking.one("SELECT array_agg(DISTINCT name) FROM noted") == [conninfo_to_dict(address)["dbname"]]
+            assert looking.one("SELECT count(*) FROM noted") == 2
+            assert f" {name} worker " in worker.says(f" shop[{worker.process.pid} {name} worker")
+        port = worker.says("metrics are at").rpartition("/metrics")[0].rpartition(":")[2]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            found = [
+                sample for each in text_string_to_metric_families(answer.read().decode()) for sample in each.samples
+            ]
+        counted = {
+            tuple(sorted(each.labels.items())): each.value for each in found if each.name == "pgqueue_jobs_total"
+        }
+        assert counted == {
+            (("database", name), ("outcome", "completed"), ("queue", "default"), ("task", task)): 1.0
+            for name in sides
+            for task in ("of_thread", "of_loop")
+        }
+        alive = {each.labels["database"]: each.value for each in found if each.name == "pgqueue_workers_alive"}
+        assert alive == {"a": 1.0, "b": 1.0}
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0
+    for looking in (eyes, other_eyes):
+        assert looking.one("SELECT count(*) FROM pgqueue.worker") == 0
+
+
+@pytest.mark.second
+@pytest.mark.promise("F394")
+def test_a_worker_that_idles_has_three_threads(dsn: str, other_dsn: str, app: Path, other_eyes: Eyes) -> None:
+    with working("shop", *both(dsn, other_dsn), dsn=None, cwd=app) as worker:
+        ready(worker, "a", "b")
+        enqueue(other_dsn, "threads")
+        wait_until(other_eyes.done(1))
+        names: Sequence[str] = json.loads(other_eyes.one("SELECT result::text FROM pgqueue.job"))
+    of_all = {"pgqueue-end", "pgqueue-alarms"}
+    own = [name for name in names if name.startswith("pgqueue-") and name not in of_all]
+    assert 2 <= len(own) <= 2 * 3, own
+    assert len(names) <= 2 * 3 + len(of_all) + 6, names  # the main thread, and what the loop has for all
+
+
+@pytest.mark.second
+@pytest.mark.promise("F397")
+def test_one_that_is_away_at_the_start_keeps_no_other_and_begins_when_it_is_back(
+    dsn: str, eyes: Eyes, app: Path, own_server: Server
+) -> None:
+    away = own_server.dsn("postgres")
+    library.migrate(away, number=1)
+    enqueue(away, "threads")
+    own_server.stop()
+    with working("shop", "--log-format", "json", *both(dsn, away), dsn=None, cwd=app) as worker:
+        worker.says('"database": "a", "worker"')
+        assert '"database": "b"' in worker.says("the database is lost")
+        enqueue(dsn, "threads")
+        wait_until(eyes.done(1))
+        own_server.start()
+        looking = Eyes(away)
+        wait_until(looking.done(1))
+        late = looking.one(
+            "SELECT extract(epoch FROM min(started_at) - pg_postmaster_start_time())::float8 FROM pgqueue.job"
+        )
+        looking.close()
+        print(f"first job {late:.1f} s after the start of its server")
+        assert late < 10.0  # a try each second, a worker that registers; the machine may be busy
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0
+
+
+@pytest.mark.second
+@pytest.mark.promise("F397")
+def test_one_that_fails_for_good_is_named_and_the_exit_code_says_it(
+    dsn: str, eyes: Eyes, empty_dsn: str, app: Path
+) -> None:
+    with working("shop", *both(dsn, empty_dsn), dsn=None, cwd=app) as worker:
+        ready(worker, "a")
+        assert " b]" in worker.says("run `pgqueue migrate`")
+        enqueue(dsn, "threads")
+        wait_until(eyes.done(1))
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 4
+
+
+@pytest.mark.second
+@pytest.mark.promise("F398")
+def test_one_stop_for_all_gives_back_what_still_runs_in_each(
+    dsn: str, other_dsn: str, eyes: Eyes, other_eyes: Eyes, app: Path
+) -> None:
+    begun = [app / "a.begun", app / "b.begun"]
+    with working("shop", "--grace", "0s", *both(dsn, other_dsn), dsn=None, cwd=app) as worker:
+        ready(worker, "a", "b")
+        enqueue(dsn, "until", path=str(app / "a"))
+        enqueue(other_dsn, "until", path=str(app / "b"))
+        wait_until(lambda: all(file.exists() for file in begun))
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 5
+    for looking in (eyes, other_eyes):
+        assert looking.one("SELECT ARRAY[state, attempt::text] FROM pgqueue.job") == ["available", "0"]
+        assert looking.one("SELECT count(*) FROM pgqueue.worker") == 0
+
+
+@pytest.mark.second
+@pytest.mark.promise("F398")
+def test_quiet_lets_all_finish_and_ends_the_process(dsn: str, other_dsn: str, eyes: Eyes, app: Path) -> None:
+    with working("shop", *both(dsn, other_dsn), dsn=None, cwd=app) as worker:
+        ready(worker, "a", "b")
+        enqueue(dsn, "until", path=str(app / "a"))
+        wait_until((app / "a.begun").exists)
+        worker.signal(signal.SIGUSR1)
+        (app / "a").touch()
+        assert worker.ends() == 0
+    assert eyes.one("SELECT state FROM pgqueue.job") == "completed"
