@@ -122,6 +122,13 @@ def configure(
 ) -> None:
     """Set this process's configuration. Values that are left out stay as they are.
 
+    - `dsn`: the database: `postgresql://…`, a URL of SQLAlchemy, `host=… dbname=…`, or `embedded:`.
+    - `listen_dsn`: where LISTEN goes, past a pooler; `off`: nowhere, workers poll. Default: the `dsn`.
+    - `schema`: the schema of the tables, 1 to 22 lower-case letters, digits or `_`.
+    - `notify`: whether enqueues notify workers. Without it they poll; two-phase commit wants that.
+    - `prepare`: whether statements are prepared. Poolers without prepared statements want that off.
+    - `outbox`: whether each enqueue stages its job in the outbox of the database that it is given.
+
     A wrong value raises InvalidOption here, not at its first use.
 
         pgqueue.configure(dsn="postgresql://app@db/shop", schema="jobs")

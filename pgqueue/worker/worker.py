@@ -72,8 +72,10 @@ class Worker:
       slot.
     - `fail_unknown`: a job fails when no live worker has known its task for this long.
     - `idle`: for a database that sleeps: while nothing happens, the worker sends nothing for this long.
+    - `dsn`, `listen_dsn`, `schema`: the database, in the place of `pgqueue.configure`.
+    - `version_tag`: the version of your code, kept with each attempt. Default: pgqueue's version.
 
-    These four are durations: seconds, a timedelta, or a text such as "30s".
+    `lease`, `poll`, `fail_unknown` and `idle` are durations: seconds, a timedelta, or a text such as "30s".
 
     Raises NotConfigured without a DSN, and SchemaMissing, SchemaForeign, SchemaBehind or SchemaTooNew if the database
     does not fit.

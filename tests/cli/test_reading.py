@@ -548,6 +548,20 @@ def test_version_tells_of_the_database_that_is_configured(dsn: str, empty_dsn: s
     assert items(pgqueue("version", "--json", dsn=empty_dsn))[0]["schema_version"] == 0
 
 
+@pytest.mark.promise("F369")
+def test_version_check_fails_unless_both_go_together(dsn: str, empty_dsn: str) -> None:
+    good = pgqueue("version", "--check", "--json", dsn=dsn)
+    assert (good.returncode, items(good)[0]["works"]) == (0, "yes")
+    missing = pgqueue("version", "--check", dsn=empty_dsn)
+    assert (missing.returncode, missing.stdout) == (4, "") and "pgqueue migrate" in missing.stderr
+    with psycopg.connect(dsn) as conn:
+        conn.execute("INSERT INTO pgqueue.migration (version, name, breaking) VALUES (9000, 'later', true)")
+    newer = pgqueue("version", "--check", dsn=dsn)
+    assert (newer.returncode, "9000_later" in newer.stderr) == (4, True)
+    assert pgqueue("version", dsn=dsn).returncode == 0  # without --check it only says
+    assert pgqueue("version", "--check").returncode == 2  # no database is named
+
+
 # Tables --------------------------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pgqueue.database import embedded
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "SECURITY")), *sorted((ROOT / "docs").rglob("*.md"))]
 RUN = {"python", "console", "sql"}
 ADDRESS = "app@localhost/shop"  # the database of every example; here the test's own
 PATIENCE = 120.0

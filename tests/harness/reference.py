@@ -1,4 +1,4 @@
-"""The reference as the code says it: every public name, and every command with its options, as Markdown.
+"""The reference as the code says it: every public name, every command with its options, every setting, as Markdown.
 
 As a program (`.venv/bin/python tests/harness/reference.py`) it writes the pages, and a test says that they are what
 the code says. What a name is for, its units and its errors stand in its docstring, and nowhere else.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import click
 
 import pgqueue
 from pgqueue.cli import main
+from pgqueue.cli.options import Duration, Size
+from pgqueue.config import Config
 
 DOCS = Path(__file__).parents[2] / "docs"
 REGENERATE = ".venv/bin/python tests/harness/reference.py"
@@ -29,6 +32,26 @@ WINGS = {
     "config": "The database",
     "errors": "Errors",
 }
+OTHER_VARIABLES = {
+    "PGQUEUE_ACTOR": "by which name a command records what it changes. Default: the role of the database",
+    "PGQUEUE_DJANGO_DATABASE": "which alias of Django's `DATABASES` has the queue, a setting of the project",
+    "PGQUEUE_TEST_DSN": "the server of tests: the pytest plugin makes databases there, and drops them",
+    "PGQUEUE_WEB_OPERATOR": "`pgqueue web --auth`: the secret of visitors that may change, 20 characters at least",
+    "PGQUEUE_WEB_READER": "`pgqueue web --auth`: the secret of visitors that only read, 20 characters at least",
+}
+"""What is read from the environment, or from the settings of a framework, beside what `configure` takes."""
+TYPES = {
+    "str | None": ("text", ""),
+    "str": ("text", ""),
+    "bool": ("on or off", ""),
+    "int": ("whole number", ""),
+    "int | None": ("whole number", ""),
+    "Duration": ("duration", "seconds, a timedelta, or a text such as `30s`"),
+    "Sequence[str] | None": ("list of texts", ""),
+    "Iterable[Task[..., Any]] | None": ("list of tasks", ""),
+}
+"""What an annotation is called here, and the unit of its values."""
+_BULLET = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.+?)(?=^- |^$|\Z)", re.MULTILINE | re.DOTALL)
 _NAME_LINE = re.compile(r"^from pgqueue\.([\w.]+) import \w+ as (\w+)$", re.MULTILINE)
 _FIRST_ITEM = re.compile(r"(?<=:)\n- ")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -39,6 +62,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "reference.md": "\n".join(_names()) + "\n",
         DOCS / "reference-commands.md": "\n".join(_commands()) + "\n",
+        DOCS / "reference-settings.md": "\n".join(_settings()) + "\n",
     }
 
 
@@ -182,6 +206,107 @@ def _option(option: click.Option) -> str:
     names = ", ".join(f"`{each}`" for each in [*option.opts, *option.secondary_opts] if each != "-h")
     said = " ".join((option.help or "").split()).replace("|", "\\|")
     return f"| {names} | {said} |"
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def _settings() -> Iterator[str]:
+    yield "# Reference: settings\n"
+    yield f"*Written from the code by `{REGENERATE}`: change that.*\n"
+    yield (
+        "An argument of a call goes before `pgqueue.configure(…)`, that before the environment, "
+        "that before the default.\n\nWhat a task takes is in [worker.md](worker.md), what one enqueue takes in "
+        "[enqueue.md](enqueue.md#options-of-one-call).\n"
+    )
+    yield "## The process\n"
+    yield "Options of `pgqueue.configure`. If it has not said an option, the variable of the environment counts.\n"
+    read = variables()
+    said = bullets(pgqueue.configure)
+    rows = []
+    for field in fields(Config):
+        variable = f"PGQUEUE_{field.name.upper()}"
+        kind, _ = TYPES[str(field.type)]
+        rows.append(
+            (
+                f"`{field.name}`",
+                f"`{variable}`" if variable in read else "",
+                kind,
+                _default(field.default),
+                said[field.name],
+            )
+        )
+    yield from _table(("option", "variable", "type", "default", "means"), rows)
+    yield "## Other variables\n"
+    yield from _table(("variable", "means"), [(f"`{name}`", means) for name, means in sorted(OTHER_VARIABLES.items())])
+    yield "## A worker from the command line\n"
+    yield "Options of `pgqueue work`. More of each: [operations.md](operations.md#pgqueue-work-module).\n"
+    command = main.get_command(click.Context(main), "work")
+    assert command is not None
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+    yield from _table(("option", "type", "unit", "default", "means"), [_work_option(each) for each in options])
+    yield "## A worker in an application\n"
+    yield "Options of `pgqueue.Worker`.\n"
+    said = bullets(pgqueue.Worker)
+    rows = []
+    for name, parameter in list(inspect.signature(pgqueue.Worker.__init__).parameters.items())[1:]:
+        kind, unit = TYPES[str(parameter.annotation)]
+        rows.append((f"`{name}`", kind, unit, _default(parameter.default), said[name]))
+    yield from _table(("option", "type", "unit", "default", "means"), rows)
+
+
+def variables() -> set[str]:
+    """The names that the package reads from the environment, or from a framework's settings."""
+    sources = (path.read_text(encoding="utf-8") for path in (DOCS.parent / "pgqueue").rglob("*.py"))
+    return {name for source in sources for name in re.findall(r'"(PGQUEUE_[A-Z_]+)"', source)}
+
+
+def bullets(value: Any) -> dict[str, str]:
+    """What a docstring says of each option, in its list."""
+    found: dict[str, str] = {}
+    for names, said in _BULLET.findall(inspect.cleandoc(value.__doc__)):
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), " ".join(said.split()).rstrip("."))
+    return found
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |\n|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    yield ""
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "" if value is None else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _work_option(option: click.Option) -> tuple[str, ...]:
+    names = ", ".join(f"`{each}`" for each in [*option.opts, *option.secondary_opts])
+    said, _, default = " ".join((option.help or "").split()).removesuffix("].").removesuffix("]").partition(" [")
+    kind, unit = _kind(option)
+    known = isinstance(option.default, str | int | float)  # click has a value of its own for a default that is none
+    given = "off" if option.is_flag else _default(option.default) if known else ""
+    return names, kind, unit, default or given, said.rstrip(".")
+
+
+def _kind(option: click.Option) -> tuple[str, str]:
+    """The type of an option's value, and its unit."""
+    match option.type:
+        case _ if option.is_flag:
+            return "flag", ""
+        case Duration():
+            return "duration", "`30s`, `5m`, `2h`, or seconds"
+        case Size():
+            return "size", "`500M`, `2G`, or bytes"
+        case click.IntRange() as whole:
+            least = "" if whole.min is None else f", {whole.min} at least"
+            return f"whole number{least}{'' if whole.max is None else f', {whole.max} at most'}", ""
+        case click.Choice() as words:
+            return "one of " + ", ".join(f"`{each}`" for each in words.choices), ""
+        case click.Path():
+            return "path", ""
+    return "text", ""
 
 
 if __name__ == "__main__":

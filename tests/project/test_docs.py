@@ -7,6 +7,7 @@ import re
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pgqueue
 from pgqueue.cli import main
 from pgqueue.client import lifespan, middleware
 from pgqueue.client.tasks import OTHER_WORDS
+from pgqueue.config import Config
 from pgqueue.database import migrations
 from pgqueue.jobs import job
 from pgqueue.worker import services
@@ -273,7 +275,7 @@ def test_the_reference_is_what_the_code_says(page: Path) -> None:
 
 
 def test_the_reference_has_every_public_name_and_every_command() -> None:
-    names, of_commands = (text.splitlines() for text in reference.pages().values())
+    names, of_commands, _ = (text.splitlines() for text in reference.pages().values())
     assert [name for name in pgqueue.__all__ if f"### {name}" not in names] == []
     assert [name for name in commands() if not any(line.startswith(f"## pgqueue {name}") for line in of_commands)] == []
 
@@ -281,3 +283,27 @@ def test_the_reference_has_every_public_name_and_every_command() -> None:
 def test_every_environment_variable_is_described() -> None:
     read = set(re.findall(r'"(PGQUEUE_[A-Z_]+)"', (PACKAGE / "config.py").read_text(encoding="utf-8")))
     assert [name for name in sorted(read) if f"`{name}`" not in prose(OPERATIONS)] == []
+
+
+@pytest.mark.promise("F368")
+def test_the_reference_of_settings_has_every_variable_and_says_what_each_means() -> None:
+    text = reference.DOCS.joinpath("reference-settings.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    there = {name for row in rows for cell in row[:2] for name in re.findall(r"^`(PGQUEUE_[A-Z_]+)`$", cell)}
+    assert there == reference.variables()
+    assert not reference.OTHER_VARIABLES.keys() & {f"PGQUEUE_{field.name.upper()}" for field in fields(Config)}
+    in_work = {name for row in rows for name in re.findall(r"(?<=`)--[a-z-]+(?=`)", row[0])}
+    assert in_work == {name for name in flags(commands()["work"]) if name.startswith("--")} - {"--help"}
+
+
+def test_a_setting_without_a_sentence_fails_the_reference() -> None:
+    def worker(*, lease: float, poll: float) -> None:
+        """Work.
+
+        - `lease`: how long it may
+          be silent. Default: 15 s.
+
+        More of it.
+        """
+
+    assert reference.bullets(worker) == {"lease": "how long it may be silent. Default: 15 s"}

@@ -12,12 +12,14 @@ from pgqueue.cli.database import connected, place
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.config import config
+from pgqueue.errors import SchemaForeign
 
 
 @click.command("version")
+@click.option("--check", is_flag=True, help="Fail unless this pgqueue works with the database: exit code 4.")
 @as_json
 @database
-def command(as_json: bool) -> None:
+def command(check: bool, as_json: bool) -> None:
     """Show versions, here and in the database.
 
     Here: pgqueue, Python and the driver. With a DSN also: the server and the schema.
@@ -25,11 +27,12 @@ def command(as_json: bool) -> None:
     \b
     Examples:
       pgqueue version
+      pgqueue version --check
       pgqueue version --json | jq -r '.items[0].pgqueue'
     """
     versions = _here()
-    if config().dsn is not None:
-        versions |= _there()
+    if check or config().dsn is not None:
+        versions |= _there(check)
     if as_json:
         click.echo(document([versions]))
     else:
@@ -52,14 +55,18 @@ def _here() -> dict[str, Any]:
     }
 
 
-def _there() -> dict[str, Any]:
+def _there(check: bool) -> dict[str, Any]:
+    """The versions of the database. With `check` it raises what hinders this pgqueue there, and says what to do."""
     from pgqueue.database import migrations
 
     with connected("version", check=False, needs="read") as conn:
-        standing = migrations.check(conn, config().schema, needs="read")
+        standing = (migrations.require if check else migrations.check)(conn, config().schema, needs="read")
+        if check and conn.info.server_version < migrations.OLDEST_POSTGRES * 10_000:
+            raise SchemaForeign(f"PostgreSQL {migrations.OLDEST_POSTGRES} or newer is needed; {place(conn)} is older")
         return {
             "database": place(conn),
             "postgresql": conn.info.parameter_status("server_version"),
             "schema": config().schema,
             "schema_version": standing.version,
+            **({"works": "yes"} if check else {}),
         }
