@@ -18,7 +18,7 @@ from workers import Eyes, until, work
 import pgqueue
 from pgqueue.client.tasks import task
 from pgqueue.database import statements
-from pgqueue.telemetry.metrics import families
+from pgqueue.telemetry.metrics import Part, families
 from pgqueue.worker.flows.releaser import Releaser
 from pgqueue.worker.worker import Worker
 
@@ -146,7 +146,7 @@ async def test_a_worker_counts_the_nodes_that_its_sweep_has_found(dsn: str, eyes
         await until(eyes.is_in(second, "completed"))
         numbers = worker.numbers()
     assert numbers.totals.swept_nodes == 1
-    [counted] = [each for each in families(numbers, []) if each.name == "pgqueue_swept_nodes"]
+    [counted] = [each for each in families([Part(numbers, [])]) if each.name == "pgqueue_swept_nodes"]
     assert [sample.value for sample in counted.samples if sample.name == "pgqueue_swept_nodes_total"] == [1]
 
 
