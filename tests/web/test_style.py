@@ -108,6 +108,6 @@ def test_there_are_two_themes_and_every_colour_is_one_of_them() -> None:
 def test_a_state_is_a_shape_besides_a_colour_and_each_shape_is_another_one() -> None:
     """The empty text behind the slash keeps readers of screens from saying the shape: the word follows it."""
     shapes = dict(re.findall(r'\.state-(\w+)::before \{ content: ("[^"]+"); content: \2 / ""; \}', CSS))
-    assert set(shapes) == {*STATES, "retrying"} and len(set(shapes.values())) == len(shapes)
+    assert set(shapes) == {*STATES, "retrying", "waiting", "empty"} and len(set(shapes.values())) == len(shapes)
     severities = dict(re.findall(r'\.severity-(\w+)::before \{ content: ("[^"]+"); content: \2 / ""; \}', CSS))
     assert set(severities) == set(SEVERITIES) and len(set(severities.values())) == 3
