@@ -34,8 +34,8 @@ def last() -> Record | None:
 
 
 def lacking(found: Record) -> str:
-    """What this run lacks to be quoted: sizes that mean something, and a sample of all that a run without --full
-    measures; nothing if it is whole."""
+    """What this run lacks to be quoted: sizes that mean something, and a sample of each peer in every scenario that
+    does not take long; nothing if it is whole."""
     if found.about.get("quick"):
         return "sizes that mean something: it is of --quick"
     peers = [this for this in read().peers.values() if this.reason is None]
@@ -44,17 +44,16 @@ def lacking(found: Record) -> str:
     return "; ".join(
         f"{scenario.name} of {', '.join(absent)}"
         for scenario in SCENARIOS.values()
-        if not scenario.full_only and (absent := _absent(found, scenario, peers))
+        if not scenario.full_only and not scenario.once and (absent := _absent(found, scenario, peers))
     )
 
 
 def _absent(found: Record, scenario: Scenario, peers: list[Peer]) -> list[str]:
-    """The peers without a sample. What takes long may lack all but pgqueue."""
+    """The peers without a sample."""
     return [
         this.name
         for this in peers
         if applies(scenario, this)
-        and not (scenario.once and this.name != OURS)
         and found.peers[this.name]["reason"] is None
         and not found.has(scenario.name, this.name, 1)
     ]
