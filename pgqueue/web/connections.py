@@ -31,10 +31,12 @@ from typing import Any, LiteralString, TypeVar, cast
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from pgqueue.config import config
 from pgqueue.database import embedded, primary
+from pgqueue.database.backoff import is_loss
+from pgqueue.database.outage import Outage
 from pgqueue.database.pool_log import quieten
 from pgqueue.database.sessions import ReadOnly
 from pgqueue.steady_clock import monotonic
@@ -100,6 +102,7 @@ class Connections:
         self._opening = asyncio.Lock()
         self._dsn = ""
         self._used = 0
+        self._outage = Outage()
         self.on_standby = False
         """Whether what was asked last was answered by a standby."""
         self._returning = set[asyncio.Task[None]]()
@@ -119,18 +122,24 @@ class Connections:
 
     async def _asked(self, ask: Ask[T], mode: LiteralString, began: float = 0.0) -> T:
         pool = await self._opened()
-        async with self._connection(pool) as conn, conn.transaction():
-            await conn.execute(f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED{mode}")
-            cursor = await conn.execute(
-                "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
-                "set_config('statement_timeout', %s, true), set_config('jit', 'off', true), "
-                "set_config('row_security', 'off', true)",  # else rows that it hides look as if there were none
-                (f"{STATEMENT_SECONDS}s",),
-            )
-            self.on_standby, only_reads, *_ = await cursor.fetchone() or (False, False)
-            if only_reads and not mode:
-                raise _Stale if conn.opened_at < began else ReadOnly
-            return await ask(conn)
+        try:
+            async with self._connection(pool) as conn, conn.transaction():
+                await conn.execute(f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED{mode}")
+                cursor = await conn.execute(
+                    "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
+                    "set_config('statement_timeout', %s, true), set_config('jit', 'off', true), "
+                    "set_config('row_security', 'off', true)",  # else rows that it hides look as if there were none
+                    (f"{STATEMENT_SECONDS}s",),
+                )
+                self.on_standby, only_reads, *_ = await cursor.fetchone() or (False, False)
+                self._outage.answered(NAME)
+                if only_reads and not mode:
+                    raise _Stale if conn.opened_at < began else ReadOnly
+                return await ask(conn)
+        except psycopg.OperationalError as error:
+            if is_loss(error) and not isinstance(error, PoolTimeout):
+                self._outage.lost(NAME, error)
+            raise
 
     async def close(self) -> None:
         """Close the connections. The next request opens new ones."""
@@ -181,7 +190,7 @@ class Connections:
             if self._pool is None or self._pool.closed:
                 # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
                 dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
-                quieten(NAME, _Pooled)  # each page says what is wrong
+                quieten(NAME, _Pooled, silent=True)  # each page says what is wrong, and the log what an outage is
                 pool: AsyncConnectionPool[_Pooled] = AsyncConnectionPool(
                     dsn,
                     connection_class=cast(Any, _ToThePrimary),
