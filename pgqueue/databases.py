@@ -52,6 +52,22 @@ def named(texts: Iterable[str]) -> tuple[Database, ...]:
     return tuple(found.values())
 
 
+def check_name(name: object, what: str) -> str:
+    """The name, if a database can have it; else InvalidOption."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidOption(f"{what}: {name!r:.60} can be no name of a database, such as 'a'")
+    return name
+
+
+def only(databases: tuple[Database, ...], name: str) -> Database:
+    """The database of this name. Raises InvalidOption, which lists the names."""
+    for each in databases:
+        if each.name == name:
+            return each
+    names = ", ".join(each.name for each in databases)
+    raise InvalidOption(f"--only {name!r}: no database has this name; there are: {names}")
+
+
 def of_environment() -> tuple[Database, ...]:
     """The databases of PGQUEUE_DATABASES, which have blanks or line ends between them; none if it is not set."""
     return named(os.environ.get(VARIABLE, "").split())

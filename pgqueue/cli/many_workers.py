@@ -20,7 +20,7 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import DEADLINE, DONE, USAGE, code_of, line_of
 from pgqueue.cli.process_end import FLUSH_SECONDS, ORDERLY_SECONDS, TELEMETRY_SECONDS, ProcessEnd, flush
 from pgqueue.cli.worker_process import START, Signals, banner, begin, facts_of, loop_of
+from pgqueue.client.tasks import Task
 from pgqueue.config import config, safe
 from pgqueue.database.identity import DatabaseIdentity, identity
 from pgqueue.database.outage import Outage
@@ -99,6 +100,19 @@ def context_of(database: Database) -> Context:
     context = copy_context()
     context.run(current.set, database)
     return context
+
+
+def warn_of_schedules(databases: Sequence[Database], declared: Iterable[Task[..., Any]]) -> None:
+    """Warn of schedules that tick in none of these databases: the name may be misspelt, or known to another process."""
+    names = [each.name for each in databases]
+    for task in declared:
+        if task.recurs_in is not None and task.recurs_in not in names:
+            log.warning(
+                "task %s: schedule_in=%r names none of the databases here (%s): its schedule does not tick in them",
+                task.name,
+                task.recurs_in,
+                ", ".join(names),
+            )
 
 
 def serve(owns: Sequence[Own], grace: float, stuck: float) -> int:

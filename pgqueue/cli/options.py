@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import click
 
 from pgqueue.config import configure
+from pgqueue.databases import VARIABLE
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.values import length
 
@@ -93,28 +96,49 @@ class Moment(click.ParamType):  # type: ignore[type-arg]
 
 
 def database(command: F) -> F:
-    """Add --dsn and --schema."""
-    command = click.option(
-        "--schema", metavar="NAME", expose_value=False, callback=_configured, help="Schema of the tables [pgqueue]."
-    )(command)
-    return click.option(
-        "--dsn",
-        metavar="DSN",
-        expose_value=False,
-        callback=_configured,
-        help="Database, as a URL or key=value; better in PGQUEUE_DSN, which `ps` never shows.",
-    )(command)
+    """Add --dsn and --schema, and for several databases --database and --only (over_databases.py)."""
 
+    @wraps(command)
+    def called(**params: Any) -> Any:
+        ctx = click.get_current_context()
+        said, only = databases_said(ctx)
+        if not said and only is None and not os.environ.get(VARIABLE):
+            return command(**params)
+        from pgqueue.cli.over_databases import over
 
-def databases(command: F) -> F:
-    """Add --database NAME=DSN, for commands that know several databases, and hand its values on as `databases`."""
-    return click.option(
+        if "dsn" in given(ctx):
+            if said or only is not None:
+                raise click.UsageError("--dsn and --database exclude each other, as do --dsn and --only")
+            return command(**params)
+        return over(ctx, said, only, command, params)
+
+    chosen = click.option("--only", metavar="NAME", expose_value=False, callback=_chosen, help="Only this database.")
+    several = click.option(
         "--database",
-        "databases",
         metavar="NAME=DSN",
         multiple=True,
-        help="One of several databases; repeat it. Better in PGQUEUE_DATABASES, which `ps` never shows.",
-    )(command)
+        expose_value=False,
+        callback=_chosen,
+        help="One of several databases; repeat it. Better in PGQUEUE_DATABASES.",
+    )
+    found = several(chosen(called))
+    found = click.option(
+        "--schema", metavar="NAME", expose_value=False, callback=_configured, help="Schema of the tables [pgqueue]."
+    )(found)
+    dsn = click.option(
+        "--dsn",
+        metavar="DSN",
+        multiple=True,
+        expose_value=False,
+        callback=_one_dsn,
+        help="Database, as a URL or key=value; better in PGQUEUE_DSN, which `ps` never shows.",
+    )
+    return cast(F, dsn(found))
+
+
+def databases_said(ctx: click.Context) -> tuple[tuple[str, ...], str | None]:
+    """The values of --database and --only on this command line."""
+    return ctx.meta.get(f"{_GIVEN}.database", ()), ctx.meta.get(f"{_GIVEN}.only")
 
 
 def log_options(command: F) -> F:
@@ -177,6 +201,17 @@ def _acting(ctx: click.Context, param: click.Parameter, value: str | None) -> No
             act_as(value)
         except InvalidOption as error:
             raise click.BadParameter(str(error), ctx, param) from None
+
+
+def _chosen(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value:
+        ctx.meta[f"{_GIVEN}.{param.name}"] = value
+
+
+def _one_dsn(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:
+    if len(value) > 1:
+        raise click.BadParameter("is given twice; for several databases there is --database NAME=DSN", ctx, param)
+    _configured(ctx, param, *value or (None,))
 
 
 def _configured(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

@@ -34,6 +34,7 @@ from pgqueue.client.handle import JobHandle
 from pgqueue.client.place import Place, declare, declared_at, name_of
 from pgqueue.client.registry import declared_tasks
 from pgqueue.client.schedules import spec
+from pgqueue.databases import check_name, current
 from pgqueue.errors import Error, InvalidArguments, InvalidOption
 from pgqueue.jobs.batch import Batch
 from pgqueue.jobs.codec import AwaitsResults, Codec, check_result, json_object, keywords_only
@@ -134,6 +135,7 @@ class TaskOptions(TypedDict, total=False):
     rate: Rate | str | None
     unique: Unique | str | Callable[..., str | None] | None
     schedule: Cron | Every | None
+    schedule_in: str | None
 
 
 class AllOptions(TaskOptions, total=False):
@@ -185,6 +187,7 @@ class Task(Generic[P, R_co]):
     limiting: Limiting | None = field(default=None, repr=False)
     uniqueness: Uniqueness | None = field(default=None, repr=False)
     recurs: Cron | Every | None = field(default=None, repr=False)
+    recurs_in: str | None = None
     batch: Batch | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -408,6 +411,8 @@ class Declaration:
       dead. "keep" runs it on. "cancel" stops it, for effects that must never overlap. The default is "cancel" for a
       task with a lock or limit, else "keep".
     - `schedule`: a `Cron` or an `Every`. Each of its ticks enqueues a call without arguments.
+    - `schedule_in`: where a worker works for several databases, the name of the one in which the schedule ticks.
+      Default: in each of them.
     - `batch`: a `Batch`. One call of the handler takes many jobs: it has one parameter, a list, and each job has one
       element of it as its argument. It is not together with `lock` or `rate`.
 
@@ -501,10 +506,14 @@ def holding(tasks: Mapping[str, Task[..., Any]]) -> frozenset[str]:
 
 
 def scheduled(tasks: Iterable[Task[..., Any]]) -> dict[str, dict[str, Any]]:
-    """The columns of these tasks' schedules, by name. Raises InvalidOption if a task needs arguments."""
+    """The columns of these tasks' schedules, by name. Raises InvalidOption if a task needs arguments.
+
+    In a worker of one of several databases, schedules that tick in another one are left out.
+    """
     specs: dict[str, dict[str, Any]] = {}
+    here = current.get()
     for each in tasks:
-        if each.recurs is not None:
+        if each.recurs is not None and (here is None or each.recurs_in in (None, here.name)):
             what = f"task {each.name!r}: schedule"
             try:
                 specs[each.name] = spec(each.recurs, each.new(), what)
@@ -553,6 +562,7 @@ def _declare(fn: Callable[..., Any], options: AllOptions) -> Task[..., Any]:
             f"task {name!r}: on_lost_lease",
         ),
         recurs=None if (when := options.get("schedule")) is None else check_when(when, f"task {name!r}: schedule"),
+        recurs_in=_schedule_in(options, name),
     )
     if batch is not None:
         new = replace(new, batch=batch)
@@ -576,6 +586,13 @@ def _batch(options: AllOptions, name: str) -> Batch | None:
     if options.get("lock") is not None or options.get("rate") is not None:
         raise _together("lock" if options.get("rate") is None else "rate", name)
     return batch
+
+
+def _schedule_in(options: AllOptions, name: str) -> str | None:
+    where = options.get("schedule_in")
+    if where is not None and options.get("schedule") is None:
+        raise InvalidOption(f"task {name!r}: schedule_in: there is no schedule")
+    return None if where is None else check_name(where, f"task {name!r}: schedule_in")
 
 
 def _together(option: str, name: str) -> InvalidOption:

@@ -19,6 +19,7 @@ from workers import Eyes, wait_until
 
 import pgqueue as library
 from pgqueue import InvalidOption
+from pgqueue.client import tasks
 from pgqueue.config import config
 from pgqueue.databases import Database, current, named
 from pgqueue.pytest_plugin import Databases
@@ -49,6 +50,20 @@ async def until(path: str) -> None:
     pathlib.Path(f"{path}.begun").touch()
     while not pathlib.Path(path).exists():
         await asyncio.sleep(0.01)
+"""
+
+
+TICKS = """
+import pgqueue
+
+@pgqueue.task(name="each", schedule=pgqueue.Every(1))
+async def each() -> None: ...
+
+@pgqueue.task(name="in_b", schedule=pgqueue.Every(1), schedule_in="b")
+async def in_b() -> None: ...
+
+@pgqueue.task(name="nowhere", schedule=pgqueue.Every(1), schedule_in="nowhere")
+async def nowhere() -> None: ...
 """
 
 
@@ -134,6 +149,24 @@ def test_the_configured_database_is_that_of_the_context(monkeypatch: pytest.Monk
     assert config().dsn == "postgresql:///one"
 
 
+@pytest.mark.promise("F401")
+def test_a_schedule_names_a_database_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "registry", {})
+
+    @library.task(name="in_b", schedule=library.Every(60), schedule_in="b")
+    def in_b() -> None: ...
+
+    assert tasks.scheduled([in_b]).keys() == {"in_b"}  # where databases have no names
+    for name, declares in (("b", {"in_b"}), ("a", set())):
+        token = current.set(Database(name, "postgresql:///x"))
+        assert tasks.scheduled([in_b]).keys() == declares
+        current.reset(token)
+    with pytest.raises(InvalidOption, match="there is no schedule"):
+        library.task(name="never", schedule_in="b")(in_b.fn)
+    with pytest.raises(InvalidOption, match="no name of a database"):
+        library.task(name="wrong", schedule=library.Every(60), schedule_in="B b")(in_b.fn)
+
+
 # Work ----------------------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +221,20 @@ def test_a_worker_that_idles_has_three_threads(dsn: str, other_dsn: str, app: Pa
     own = [name for name in names if name.startswith("pgqueue-") and name not in of_all]
     assert 2 <= len(own) <= 2 * 3, own
     assert len(names) <= 2 * 3 + len(of_all) + 6, names  # the main thread, and what the loop has for all
+
+
+@pytest.mark.second
+@pytest.mark.promise("F401")
+def test_a_schedule_ticks_in_each_database_or_in_the_one_it_names(
+    dsn: str, other_dsn: str, eyes: Eyes, other_eyes: Eyes, tmp_path: Path
+) -> None:
+    (tmp_path / "ticks.py").write_text(TICKS)
+    ended = "SELECT coalesce(array_agg(DISTINCT task::text ORDER BY task::text), '{}') FROM pgqueue.job_done"
+    with working("ticks", *both(dsn, other_dsn), dsn=None, cwd=tmp_path) as worker:
+        worker.says("schedule_in='nowhere' names none of the databases here (a, b)")
+        wait_until(lambda: eyes.one(ended) == ["each"] and other_eyes.one(ended) == ["each", "in_b"])
+    for looking, names in ((eyes, ["each"]), (other_eyes, ["each", "in_b"])):
+        assert looking.one("SELECT array_agg(name::text ORDER BY name) FROM pgqueue.schedule") == names
 
 
 @pytest.mark.second

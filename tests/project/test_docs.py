@@ -230,7 +230,7 @@ def test_every_command_and_option_is_described(name: str) -> None:
         for row in re.findall(r"^\| ([^|]*) \|", found[1], re.MULTILINE)
         for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", row)
     }
-    everywhere = {"--dsn", "--schema", "--help", "-h"}
+    everywhere = {"--dsn", "--schema", "--database", "--only", "--help", "-h"}
     assert described - everywhere == flags(commands()[name]) - everywhere
     assert f"`{name}" in COMMANDS.read_text(encoding="utf-8")
 

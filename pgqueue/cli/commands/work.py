@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from pgqueue import early_signals
-from pgqueue.cli.options import Duration, Size, Whole, app_dir, database, databases, given, log_options
+from pgqueue.cli.options import Duration, Size, Whole, app_dir, database, databases_said, given, log_options
 
 if TYPE_CHECKING:
     from pgqueue.databases import Database
@@ -99,7 +99,6 @@ WORKER_OPTIONS = ("concurrency", "poll", "lease", "version_tag", "pool_size", "f
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON for logging.config.dictConfig, instead of the two above.",
 )
-@databases
 @database
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -168,16 +167,16 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 def _databases(ctx: click.Context, options: Mapping[str, Any]) -> tuple[Database, ...]:
     """The databases that --database or PGQUEUE_DATABASES names; none if there is one database. --dsn comes first."""
     from pgqueue.config import OFF
-    from pgqueue.databases import named, of_environment
+    from pgqueue.databases import named, of_environment, only
 
-    found = named(options["databases"])
     if "dsn" in given(ctx):
-        if found:
-            raise click.UsageError("--dsn and --database exclude each other")
         return ()
-    found = found or of_environment()
+    said, chosen = databases_said(ctx)
+    found = named(said) or of_environment()
     if not found:
         return ()
+    if chosen is not None:
+        found = (only(found, chosen),)
     if options["listen_dsn"] not in (None, OFF):
         raise click.UsageError(f"with several databases --listen-dsn can only be {OFF}: each has a DSN of its own")
     if _is_supervisor(ctx, options) or options["supervised"] is not None:
@@ -191,9 +190,10 @@ def _databases(ctx: click.Context, options: Mapping[str, Any]) -> tuple[Database
 def _work_for(databases: tuple[Database, ...], options: Mapping[str, Any], directory: Path) -> int:
     """Work for several databases, a worker for each; the exit code."""
     early_signals.give_back(signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU)
-    from pgqueue.cli.many_workers import Own, serve
+    from pgqueue.cli.many_workers import Own, serve, warn_of_schedules
     from pgqueue.cli.metrics import serving_many
     from pgqueue.cli.task_modules import import_tasks
+    from pgqueue.client.tasks import declared
     from pgqueue.worker.complete import job_logger
 
     if _logs_jobs(options):
@@ -201,6 +201,7 @@ def _work_for(databases: tuple[Database, ...], options: Mapping[str, Any], direc
     with serving_many(options["metrics"]) as answer:
         import_tasks(options["modules"], directory)
         how = {name: options[name] for name in WORKER_OPTIONS} | {"queues": _names(options["queues"])}
+        warn_of_schedules(databases, declared())
         owns = [Own(each, lambda: _worker({}, options["listen_dsn"], how)) for each in databases]
         answer({own.database: own.worker.ask_numbers for own in owns})
         code = serve(owns, options["grace"], options["stuck"])
