@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from django_projects import DjangoProject, database
+from pythons import python
 from workers import Eyes, wait_until
 
 pytestmark = pytest.mark.promise("F295")
@@ -322,12 +322,7 @@ def newer_python() -> str | None:
     """A Python from 3.12 on: this one, one on the path, or one of pyenv's, whose shims may lead nowhere."""
     if sys.version_info >= (3, 12):
         return sys.executable
-    names = ("3.12", "3.13", "3.14")
-    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python{name}") for name in names]
-    found += [str(each) for name in names for each in versions.glob(f"{name}.*/bin/python")]
-    works = (each for each in found if each and not subprocess.run([each, "-c", ""], capture_output=True).returncode)
-    return next(works, None)
+    return next(filter(None, map(python, ("3.12", "3.13", "3.14"))), None)
 
 
 def with_django(version: str, tmp_path_factory: Any) -> str:

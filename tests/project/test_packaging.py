@@ -16,6 +16,7 @@ from time import monotonic
 
 import psycopg
 import pytest
+from pythons import python
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -42,24 +43,30 @@ main()
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty environment; the directory of its programs."""
     home = tmp_path_factory.mktemp("environment")
-    venv.create(home, with_pip=True)
+    venv.create(home)  # without pip, which takes seconds to install: our own one installs there
     return home / "bin"
 
 
 @pytest.fixture(scope="module")
-def wheel(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the checkout as pip does it."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as a release makes it: a source distribution, and a wheel from what is in that."""
     directory = tmp_path_factory.mktemp("wheel")
-    run(environment / "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, ROOT, cwd=directory)
-    [built] = directory.glob("*.whl")
+    run(sys.executable, "-m", "build", "--outdir", directory, ROOT, cwd=directory)
+    [source], [built] = directory.glob("*.tar.gz"), directory.glob("*.whl")
+    assert source.name.removesuffix(".tar.gz") == built.name.removesuffix("-py3-none-any.whl")
     return built
 
 
 @pytest.fixture(scope="module")
 def installed(environment: Path, wheel: Path) -> Path:
     """The environment with the wheel in it, and libpq by the extra `binary`."""
-    run(environment / "pip", "install", "--quiet", f"{wheel}[binary]", cwd=wheel.parent)
+    install(environment, wheel)
     return environment
+
+
+def install(environment: Path, wheel: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", environment / "python")
+    run(*pip, "install", "--quiet", f"{wheel}[binary]", cwd=wheel.parent)
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -106,6 +113,26 @@ def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
 
 @pytest.mark.second
 def test_migrate_enqueue_and_work_far_from_the_checkout(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
+    does_its_job(installed, empty_dsn, tmp_path)
+
+
+@pytest.mark.promise("F380")
+@pytest.mark.parametrize(
+    "version", [pytest.param("3.12", marks=pytest.mark.long), pytest.param("3.13", marks=pytest.mark.second)]
+)
+def test_the_wheel_does_its_job_on_another_python(version: str, wheel: Path, empty_dsn: str, tmp_path: Path) -> None:
+    other = python(version)
+    if other is None:
+        pytest.skip(f"not run: no Python {version} is found")
+    home = tmp_path / "environment"
+    run(other, "-m", "venv", "--without-pip", home, cwd=tmp_path)
+    install(home / "bin", wheel)
+    assert f"python {version}." in run(home / "bin" / "pgqueue", "version", cwd=tmp_path)
+    does_its_job(home / "bin", empty_dsn, tmp_path)
+
+
+def does_its_job(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
+    """Migrate, enqueue and work, by the programs of this environment, in a directory of its own."""
     (tmp_path / "jobs.py").write_text(TASKS, encoding="utf-8")
     pgqueue = installed / "pgqueue"
     assert "applied 0001_schema" in run(pgqueue, "migrate", cwd=tmp_path, PGQUEUE_DSN=empty_dsn)
