@@ -1723,6 +1723,8 @@ CREATE TABLE pgqueue.worker (
     queues      text[]      NOT NULL,
     -- The jobs that had really started at the last beat; a claimed job that is not among them carries no crash.
     running     bigint[]    NOT NULL DEFAULT '{}',
+    -- Those of them that waited for others of their batch, or for a slot with these, and had not begun.
+    gathering   bigint[]    NOT NULL DEFAULT '{}',
     -- Its sessions as {pid, backend_start} pairs, ended before its jobs are given to others.
     sessions    jsonb       NOT NULL DEFAULT '[]',
     -- Bytes of memory at the last beat.
@@ -1743,6 +1745,7 @@ CREATE TABLE pgqueue.worker (
     duties      jsonb,
     CONSTRAINT worker_lists_are_lists CHECK (
         array_position(queues, NULL) IS NULL AND array_position(tasks, NULL) IS NULL AND array_position(running, NULL) IS NULL
+        AND array_position(gathering, NULL) IS NULL
         AND jsonb_typeof(sessions) = 'array' AND NOT sessions @? 'strict $[*] ? (@.type() != "object")'
         AND (jsonb_typeof(duties) = 'array' AND NOT duties @? 'strict $[*] ? (@.type() != "array" || @.size() < 3 || @[0].type() != "string")')
             IS NOT FALSE),
@@ -3542,7 +3545,8 @@ BEGIN
     ), worker AS MATERIALIZED (
         SELECT w.id, w.host, w.pid, w.state, w.dead_at, w.version_tag, w.beat_at, extract(epoch FROM pgqueue.now() - w.beat_at)::float8 AS beat_age,
                extract(epoch FROM w.lease)::float8 AS lease, w.sessions,
-               CASE WHEN run.id = ANY (w.running) THEN true WHEN run.started_at < w.beat_at THEN false END AS begun
+               CASE WHEN run.id = ANY (w.running) THEN true WHEN run.started_at < w.beat_at THEN false END AS begun,
+               run.id = ANY (w.gathering) AS gathers
         FROM run JOIN pgqueue.worker w ON w.id = run.worker_id
     )
     SELECT json_build_object(
@@ -3550,7 +3554,7 @@ BEGIN
         'started_at', run.started_at,
         'p95', pgqueue.run_quantile(run.task, 0.95),
         'worker', (SELECT to_json(shown) FROM (
-            SELECT id, host, pid, state, dead_at, version_tag, beat_at, beat_age, lease, begun FROM worker) AS shown),
+            SELECT id, host, pid, state, dead_at, version_tag, beat_at, beat_age, lease, begun, gathers FROM worker) AS shown),
         'behind', CASE WHEN run.key IS NOT NULL AND NOT run.holds THEN (
             SELECT json_build_object('id', first.id, 'task', first.task, 'queue', first.queue, 'state', 'running', 'worker', first.worker_id,
                                      'host', w.host, 'pid', w.pid, 'since', first.started_at)

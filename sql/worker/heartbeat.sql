@@ -9,6 +9,7 @@ WITH mine AS (
     UPDATE pgqueue.worker
     SET beat = beat + 1, beat_at = CASE WHEN %(running)s::bigint[] IS NULL THEN beat_at ELSE pgqueue.now() END,
         state = %(state)s::text, running = coalesce(%(running)s::bigint[], running),
+        gathering = CASE WHEN %(running)s::bigint[] IS NULL THEN gathering ELSE %(gathering)s::bigint[] END,
         free = %(free)s::integer[], lost = %(lost)s::integer, rss = %(rss)s::bigint, sessions = %(sessions)s::text::jsonb,
         duties = CASE WHEN %(running)s::bigint[] IS NULL THEN duties ELSE %(duties)s::text::jsonb END
     WHERE id = %(worker_id)s::bigint AND dead_at IS NULL

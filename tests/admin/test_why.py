@@ -916,6 +916,29 @@ async def test_a_job_that_waits_in_its_worker_says_so(scene: Scene) -> None:
     assert found.reasons[0].text.endswith(": it waits for a slot, or it has ended and its outcome is not written yet")
 
 
+@pytest.mark.promise("F324")
+async def test_a_job_that_waits_for_others_of_its_batch_says_so(dsn: str, eyes: Eyes) -> None:
+    """Naive is to look at the list of running jobs, which has it: a job runs that no handler has seen."""
+    called = asyncio.Event()
+
+    @pgqueue.task(name="why.batch", batch=pgqueue.Batch(2, wait=60))
+    async def batched(numbers: list[int]) -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    with psycopg.connect(dsn) as conn:
+        first = batched.enqueue(conn, 1)
+    async with work(dsn, batched, lease=1.0) as worker:
+        await until(lambda: pgqueue.why(eyes.conn, first.id).codes == ("gathers",))
+        text = pgqueue.why(eyes.conn, first.id).reasons[0].text
+        assert "for a batch, and its call had not begun at the last heartbeat" in text
+        with psycopg.connect(dsn) as conn:
+            batched.enqueue(conn, 2)
+        await called.wait()
+        await until(lambda: pgqueue.why(eyes.conn, first.id).codes == ("running",))
+        await worker.stop(timeout=0)
+
+
 @pytest.mark.promise("F101")
 async def test_a_job_of_a_chain_names_the_one_before_it(scene: Scene) -> None:
     """The jobs of a lock that one worker has let in together run there one after the other."""

@@ -39,6 +39,7 @@ CODES = {
     "about_to_run": "nothing holds it back",
     # A job that runs.
     "running": "its handler runs",
+    "gathers": "a worker has claimed it for a batch, and its call had not begun at the last heartbeat",
     "at_hand": "a worker has claimed it and did not run it at its last heartbeat",
     "chain": "it runs in the same worker as soon as the job before it has freed its lock",
     "cancel_requested": "it was asked to stop",

@@ -50,6 +50,12 @@ def _run(job: JobInfo, facts: Facts, seconds: float, started: datetime) -> list[
             "or it has ended and its outcome is not written yet"
         )
         return [Reason("at_hand", text, started, details)]
+    if worker and worker["gathers"]:
+        text = (
+            f"{where} claimed it {lasting(seconds)} ago for a batch, and its call had not begun at the last heartbeat, "
+            f"{lasting(worker['beat_age'])} ago: it waits for other jobs of the batch, or for a slot"
+        )
+        return [Reason("gathers", text, started, details)]
     text = f"it has run for {lasting(seconds)} on {where}, attempt {job.attempt}"
     if (usual := facts["p95"]) is not None:
         details["p95"] = usual

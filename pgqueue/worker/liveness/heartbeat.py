@@ -276,6 +276,7 @@ class Heartbeat:
             for (pid, start), job in {**self._sessions(), **ours}.items()
         ]
         full = self._blocked_loop.is_blocked()  # nothing can start meanwhile
+        gathering = self._running.about_to_run()
         write = self._session.link.statement(
             "heartbeat_write",
             worker_id=self._worker_id,
@@ -284,7 +285,8 @@ class Heartbeat:
             # A heartbeat ahead of time does not write the running jobs. Rescue takes a job as not started if it was
             # claimed before the last list of running jobs and is missing there. A job may be about to start just now.
             # Those of batches are listed from their claim on: they wait for others, and many start at once.
-            running=statements.integers([*self._running.ids(), *self._running.about_to_run()]) if due else None,
+            running=statements.integers([*self._running.ids(), *gathering]) if due else None,
+            gathering=statements.integers(gathering),
             free=statements.integers(0 if full else self._running.free(queue) for queue in self._state.settings.queues),
             lost=self._running.lost,
             rss=rss(),
