@@ -361,14 +361,18 @@ SELECT {{claimed}} FROM (
 
 -- Flows -------------------------------------------------------------------------------------------------------------------------------
 
--- name: node_lives
--- Whether a job of the node `x.node` lives. One snapshot has a living job in one partition. Read from the highest id: jobs end in the
--- order of their ids, more or less. Scalar subqueries, of which the first that finds a job is the last that is read.
+-- name: released_lives
+-- Whether a job of the node `x.node` lives that does not wait for its release: true or NULL. As below.
 coalesce(
     (SELECT true FROM pgqueue.job_running j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
     (SELECT true FROM pgqueue.job_available j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
     (SELECT true FROM pgqueue.job_scheduled j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
-    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1),
+    (SELECT true FROM pgqueue.job_blocked j WHERE j.node = x.node ORDER BY j.id DESC NULLS LAST LIMIT 1))
+
+-- name: node_lives
+-- Whether a job of the node `x.node` lives. One snapshot has a living job in one partition. Read from the highest id: jobs end in the
+-- order of their ids, more or less. Scalar subqueries, of which the first that finds a job is the last that is read.
+coalesce({{released_lives}},
     (SELECT true FROM pgqueue.job_blocked j WHERE j.node = -x.node ORDER BY j.id DESC NULLS LAST LIMIT 1), false)
 
 -- name: key_after_first

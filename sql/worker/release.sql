@@ -23,9 +23,12 @@ SELECT ARRAY(SELECT x.node FROM named AS x WHERE x.node IS NOT NULL AND NOT {{no
 --    no job is left of a node whose result it gets.
 -- 5. Else it is released.
 --
+-- A cancelled node takes those with it that wait for nothing else, down the graph: as many as n allows, and each only if all jobs of the
+-- node before it that live are cancelled here.
+--
 -- Each distinct list of nodes is judged once. Waits for no lock of a job. Answers how many jobs went on, the nodes that have to be looked
 -- at now (those that jobs wait for next, and those of jobs that ended here), and how many jobs were released.
-WITH {{impatience}}, ended AS MATERIALIZED (
+WITH RECURSIVE {{impatience}}, ended AS MATERIALIZED (
     SELECT x.node FROM (SELECT DISTINCT a.node FROM unnest(%(nodes)s::bigint[]) AS a (node) ORDER BY 1) AS x WHERE NOT {{node_lives}}
 ), picked AS MATERIALIZED (
     SELECT waiting.ctid, waiting.id, ended.node AS waited_for, -waiting.node AS node
@@ -76,6 +79,49 @@ WITH {{impatience}}, ended AS MATERIALIZED (
 ), sorted AS MATERIALIZED (
     SELECT asked.node, asked.results, judged.next, judged.verdict, judged.failed_node, judged.failed_id
     FROM asked JOIN judged USING (after, after_end, after_failure)
+), doomed (node, parent) AS (
+    SELECT s.node, NULL::bigint FROM sorted s WHERE s.verdict = 'cancelled'
+    UNION ALL
+    SELECT child.node, doomed.node
+    FROM doomed CROSS JOIN LATERAL (
+        SELECT DISTINCT -w.node AS node FROM (
+            SELECT b.node FROM pgqueue.job_blocked b WHERE b.key = 'node:' || doomed.node ORDER BY b.rank, b.id LIMIT %(n)s::integer) AS w
+    ) AS child
+    CROSS JOIN LATERAL (
+        SELECT n.id FROM pgqueue.node n
+        WHERE n.id = child.node AND n.after = ARRAY[doomed.node] AND n.after_end = '{}' AND n.after_failure = '{}' LIMIT 1) AS waits_only
+), doomed_some AS MATERIALIZED (
+    SELECT doomed.node, doomed.parent FROM doomed WHERE doomed.parent IS NOT NULL
+    LIMIT greatest(%(n)s::integer - (SELECT count(*) FROM picked), 0)
+), below AS MATERIALIZED (
+    SELECT waiting.ctid, waiting.id, d.node FROM doomed_some d CROSS JOIN LATERAL (
+        SELECT b.ctid, b.id FROM pgqueue.job_blocked b
+        WHERE b.node = -d.node AND b.key IS NOT DISTINCT FROM 'node:' || d.parent AND b.id <> ALL (%(passed)s::text::bigint[])
+        ORDER BY b.id DESC NULLS LAST LIMIT %(n)s::integer FOR UPDATE SKIP LOCKED
+    ) AS waiting
+    LIMIT greatest(%(n)s::integer - (SELECT count(*) FROM picked), 0)
+), held AS MATERIALIZED (
+    -- Of these nodes all jobs that live are locked here.
+    SELECT x.node, x.parent, x.first FROM (
+        SELECT counted.node, d.parent, counted.n, counted.first
+        FROM (SELECT taken_here.node, count(*) AS n, min(taken_here.id) AS first
+              FROM (SELECT picked.node, picked.id FROM picked UNION ALL SELECT below.node, below.id FROM below) AS taken_here
+              WHERE EXISTS (SELECT FROM doomed_some) GROUP BY taken_here.node) AS counted
+        LEFT JOIN doomed_some d ON d.node = counted.node OFFSET 0
+    ) AS x
+    WHERE x.n = (SELECT count(*) FROM (SELECT j.id FROM pgqueue.job_blocked j WHERE j.node = -x.node LIMIT x.n + 1) AS j)
+      AND ({{released_lives}}) IS NULL
+), fallen (node, parent) AS (
+    SELECT s.node, NULL::bigint FROM sorted s JOIN held ON held.node = s.node WHERE s.verdict = 'cancelled'
+    UNION ALL
+    SELECT held.node, held.parent FROM fallen JOIN held ON held.parent = fallen.node
+), settled AS MATERIALIZED (
+    SELECT sorted.node, sorted.results, sorted.next, sorted.verdict, sorted.failed_node, sorted.failed_id FROM sorted
+    UNION ALL
+    SELECT f.node, NULL, NULL, 'cancelled', f.parent, held.first FROM fallen f JOIN held ON held.node = f.parent
+), taken AS MATERIALIZED (
+    SELECT picked.ctid FROM picked
+    UNION ALL SELECT below.ctid FROM below WHERE below.node IN (SELECT f.node FROM fallen f WHERE f.parent IS NOT NULL)
 ), resulted AS MATERIALIZED (
     SELECT s.node, p.name, (p.said ->> 'node')::bigint AS source, coalesce((p.said ->> 'many')::boolean, false) AS many
     FROM sorted s CROSS JOIN LATERAL jsonb_each(s.results) AS p (name, said) WHERE s.verdict = 'released'
@@ -98,11 +144,11 @@ WITH {{impatience}}, ended AS MATERIALIZED (
     WHERE s.fits AND s.ended
     GROUP BY r.node
 ), gone AS (
-    DELETE FROM pgqueue.job_blocked WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING {{job}}, {{attempts}}, rank
+    DELETE FROM pgqueue.job_blocked WHERE {{hurried}} AND ctid = ANY (ARRAY(SELECT ctid FROM taken)) RETURNING {{job}}, {{attempts}}, rank
 ), went AS MATERIALIZED (
     SELECT gone.*, s.next, s.failed_node, s.failed_id, CASE WHEN full_args.fit THEN full_args.value END AS full_args,
         CASE WHEN full_args.fit THEN s.verdict ELSE 'failed' END AS verdict, z.ended IS FALSE AS lost
-    FROM gone JOIN sorted s ON s.node = -gone.node
+    FROM gone JOIN settled s ON s.node = -gone.node
     LEFT JOIN sized z ON z.node = s.node
     LEFT JOIN merged m ON m.node = s.node
     CROSS JOIN LATERAL (

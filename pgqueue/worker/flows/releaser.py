@@ -25,6 +25,16 @@ Why no job waits for ever:
 Why a job is released once: the release deletes its row in `job_blocked`, and inserts another one in the same
 transaction. A second release finds no row. The tables refuse a waiting row elsewhere.
 
+A dead end goes down the graph in one statement. A node that is cancelled takes with it those that wait for its
+completion, and for nothing else. Why none of them is judged too early:
+
+1. All jobs of the node before that live in the snapshot are locked by this statement, and deleted by it. So that node
+   has ended with its commit.
+2. A job is added to a node only by one of its jobs that runs. If a job of the node before lives that was released,
+   nothing below that node is touched.
+3. Nor is it if one of the jobs is locked elsewhere, or is one too many: the next look or the sweep comes to it. The
+   naive way goes down from a node of which a job may still be retried into life.
+
 Why there is no deadlock: rows are locked with SKIP LOCKED, nothing else is locked, and no end of a job waits for this.
 
 Naive versions, which the tests show to fail: no second look (a job waits for the sweep); a look in several statements
