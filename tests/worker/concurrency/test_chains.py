@@ -211,7 +211,7 @@ async def test_one_with_a_higher_limit_waits_for_the_end_of_a_chain(desks: Desks
 @pytest.mark.second
 @pytest.mark.promise("L04", "F12")
 async def test_racing_claimers_never_run_two_of_a_key(dsn: str, eyes: Eyes) -> None:
-    """Those naive versions of which test_unblocker.py has more are found within 25 jobs."""
+    """With the naive versions of test_unblocker.py, two run at once within 25 jobs."""
     assert await race(dsn, eyes, claimers=8, rounds=100, limit=1, behind=BEHIND) == 1
 
 
