@@ -95,16 +95,66 @@ def test_the_login_can_be_used_by_everybody(browser: Browser, url: str) -> None:
         assert len(seen.said) == 1 and "401" in seen.said.pop(), "the status is in the console, nothing else"
 
 
-@pytest.mark.parametrize(("name", "path"), PAGES, ids=[name for name, _ in PAGES])
-def test_a_page_in_light_and_dark_narrow_and_wide(operator: Tab, ids: dict[str, int], name: str, path: str) -> None:
-    operator.go(path.replace("{id}", str(ids.get(name))))
-    for width in WIDTHS.values():
+OVERFLOW = (360, 390, 660, 1280, 1920, 3840)
+LONG = {
+    "jobs": f"?task={'t' * 60}&error_type={'E' * 60}&arg={'a' * 60}={'v' * 300}",
+    "task": f"?name={'t' * 60}",
+    "queue": f"?name={'q' * 40}",
+    "limits": f"?lock={'k' * 60}",
+    "limit_jobs": f"?limit={'l' * 60}",
+    "preview": f"?action=retry&state=failed&state=cancelled&task={'t' * 60}",
+}
+"""What these pages are asked for, to show the longest names."""
+
+
+def fonts(at: Tab, selector: str) -> set[str]:
+    """The fonts in which the browser has drawn this element, by its own account."""
+    session = at.page.context.new_cdp_session(at.page)
+    session.send("DOM.enable")
+    session.send("CSS.enable")
+    root = session.send("DOM.getDocument")["root"]["nodeId"]
+    node = session.send("DOM.querySelector", {"nodeId": root, "selector": selector})["nodeId"]
+    used = session.send("CSS.getPlatformFontsForNode", {"nodeId": node})["fonts"]
+    session.detach()
+    return {each["familyName"] for each in used}
+
+
+@pytest.mark.promise("F246")
+def test_the_font_of_these_tests_is_a_wide_one(operator: Tab) -> None:
+    operator.go("/")
+    assert fonts(operator, "h1") == {"DejaVu Sans"}, "on Debian: apt-get install fonts-dejavu-core"
+
+
+@pytest.mark.promise("F246")
+@pytest.mark.parametrize("name", [name for name, _ in PAGES])
+def test_no_page_has_a_violation_or_scrolls_sideways_with_long_names(
+    operator: Tab, ids: dict[str, int], long: dict[str, int], name: str
+) -> None:
+    path = dict(PAGES)[name].replace("{id}", str(ids.get(name)))
+    longest = dict(PAGES)[name].partition("?")[0].replace("{id}", str(long.get(name))) + LONG.get(name, "")
+    for each in dict.fromkeys((longest, path)):
+        operator.go(each)
+        for width in OVERFLOW:
+            operator.page.set_viewport_size({"width": width, "height": HEIGHT})
+            assert operator.overflow() == 0, f"{each} scrolls sideways at {width} px"
+    for width in (390, 1280):
         operator.page.set_viewport_size({"width": width, "height": HEIGHT})
-        assert operator.overflow() == 0, f"{path} scrolls sideways at {width} px"
-        for scheme in ("light", "dark") if width < WIDTHS["wall"] else ():
+        for scheme in ("light", "dark"):
             operator.page.emulate_media(color_scheme=scheme)
             assert operator.findings() == [], f"{path}, {scheme}, {width} px"
     operator.clean()
+
+
+@pytest.mark.promise("F244")
+def test_the_shape_of_a_state_is_drawn_in_both_themes_and_with_forced_colours(operator: Tab) -> None:
+    operator.go("/")
+    drawn = "[...document.querySelectorAll('.state')].map(e => getComputedStyle(e, '::before').content)"
+    for media in ({"color_scheme": "light"}, {"color_scheme": "dark"}, {"forced_colors": "active"}):
+        operator.page.emulate_media(**media)  # type: ignore[arg-type]
+        shapes = operator.page.evaluate(drawn)
+        assert len(set(shapes)) == len(shapes) > 4 and "none" not in shapes, media
+    operator.page.emulate_media(forced_colors="none", color_scheme="light")
+    assert operator.page.get_by_role("link", name=re.compile(r"^failed \d+$")).is_visible(), "the shape is not said"
 
 
 SMALL = """

@@ -57,55 +57,6 @@ def hand(operator: Tab) -> Iterator[Hand]:
     operator.clean()
 
 
-@pytest.fixture(scope="module")
-def long_job(shop: str) -> str:
-    """The task of a job with long names, a long error and a long argument."""
-    with psycopg.connect(shop) as conn:
-        conn.execute(
-            "WITH made AS (INSERT INTO pgqueue.job (task, queue, state, finished_at, bin, reason, args, attempt) "
-            "VALUES (repeat('t', 60), repeat('q', 40), 'cancelled', now(), 0, repeat('r', 500), "
-            "jsonb_build_object(repeat('a', 60), repeat('v', 500)), 2) RETURNING id, enqueued_at) "
-            "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, "
-            "bin, outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', "
-            "repeat('E', 60), repeat('m', 500) FROM made"
-        )
-        conn.execute(
-            "INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, failed, wait, run) SELECT "
-            "date_trunc('minute', now()) - interval '5 min', bin, repeat('q', 40), repeat('t', 60), 100000, 99999, 9, "
-            "ARRAY[100000], ARRAY[100000] FROM pgqueue.ring WHERE kind = 'minute'"
-        )
-        conn.execute(
-            "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, place, message, first_at, last_at, "
-            "count, job_ids) VALUES ('long', repeat('q', 40), repeat('t', 60), repeat('E', 60), repeat('p', 60), "
-            "repeat('m', 500), now(), now(), 1, '{}')"
-        )
-        conn.execute(
-            "INSERT INTO pgqueue.audit (actor, action, target, details) VALUES (repeat('a', 60), 'bulk retry', "
-            "jsonb_build_object('task', repeat('t', 60)), jsonb_build_object('note', repeat('n', 500)))"
-        )
-    return "t" * 60
-
-
-@pytest.mark.promise("F332", "F334")
-def test_pages_of_tasks_queues_and_changes_do_not_scroll_sideways(operator: Tab, long_job: str) -> None:
-    for path in ("/tasks", f"/task?name={long_job}", f"/queue?name={'q' * 40}", "/changes"):
-        for width in (360, 390, 660, 1280, 3840):
-            operator.page.set_viewport_size({"width": width, "height": 844})
-            operator.go(path)
-            assert operator.overflow() == 0, f"{path} scrolls sideways at {width} px"
-    operator.page.set_viewport_size({"width": 1280, "height": 844})
-
-
-@pytest.mark.promise("F304")
-def test_long_names_and_errors_stay_on_the_page(operator: Tab, long_job: str) -> None:
-    for path in ("/jobs?state=cancelled", f"/jobs?task={long_job}&error_type={'E' * 60}&arg={'a' * 60}={'v' * 300}"):
-        for width in (360, 390, 660, 1280, 3840):
-            operator.page.set_viewport_size({"width": width, "height": 844})
-            operator.go(path)
-            assert operator.overflow() == 0, f"{path} scrolls sideways at {width} px"
-    operator.page.set_viewport_size({"width": 1280, "height": 844})
-
-
 @pytest.mark.promise("F306")
 def test_whether_all_is_well_is_seen_first(hand: Hand) -> None:
     hand.page.set_viewport_size({"width": 390, "height": 844})
