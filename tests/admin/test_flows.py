@@ -83,6 +83,17 @@ def test_a_list_of_a_flow_goes_on_where_it_ended(conn: Conn, monkeypatch: pytest
     assert page.jobs == ()
 
 
+@pytest.mark.promise("F318")
+def test_a_list_of_a_node_has_its_jobs_and_no_other(conn: Conn) -> None:
+    handle, other = enqueued(conn), enqueued(conn)
+    assert [numbers(pgqueue.find(conn, flow=handle.id, node=n)) for n in (1, 2, 3, 4)] == [[1], [4, 3, 2], [5], []]
+    assert numbers(pgqueue.find(conn, flow=other.id, node=2, state="blocked", limit=2)) == [4, 3]
+    refused: list[Any] = [{"node": 1}, {"flow": handle.id, "node": 0}, {"flow": handle.id, "node": 1 << 20}]
+    for wrong in refused:
+        with pytest.raises(InvalidOption, match="give the number of a node in its flow, and the flow"):
+            pgqueue.find(conn, **wrong)
+
+
 @pytest.mark.parametrize("flow", [0, -1, "7", 7.0, True, 1 << 43])
 def test_what_is_no_flow_is_refused(conn: Conn, flow: Any) -> None:
     for ask in (pgqueue.find, pgqueue.cancel, pgqueue.retry, pgqueue.discard):
@@ -332,8 +343,13 @@ def test_the_commands_show_flows_and_act_on_one(dsn: str) -> None:
     ]
     jobs = command("jobs", "--flow", str(first.id), dsn=dsn).stdout.splitlines()
     assert [int(line.split()[0]) for line in jobs[1:]] == sorted(first._ids, reverse=True)
+    jobs = command("jobs", "--flow", str(first.id), "--node", "2", dsn=dsn).stdout.splitlines()
+    assert [int(line.split()[0]) for line in jobs[1:]] == sorted(list(first._ids)[1:4], reverse=True)
     one = command("jobs", str(max(first._ids)), dsn=dsn).stdout
     assert f"flow:            {first.id}\n" in one and "node:            3\n" in one
+    with psycopg.connect(dsn) as conn:
+        conn.execute("UPDATE pgqueue.flow SET enqueued_at = now() - interval '400 days' WHERE id = %s", [first.id])
+    assert "It is older than history, " in command("flows", str(first.id), dsn=dsn).stdout
     done = command("cancel", "--flow", str(first.id), "--yes", dsn=dsn)
     assert (done.returncode, done.stdout) == (0, "5 cancelled\n")
     [item] = json.loads(command("flows", str(first.id), "--json", dsn=dsn).stdout)["items"]
