@@ -221,7 +221,7 @@ def run(fault: str, way: str = "direct", *, synchronous: bool = True) -> Found:
         if way != "direct":
             address = options["listen_dsn"] = cluster.proxy
         if way == "pgbouncer":
-            bouncer = stack.enter_context(PgBouncer(cluster.proxy, 20, more="server_login_retry = 1\n"))
+            bouncer = stack.enter_context(PgBouncer(cluster.proxy, 20, more="server_login_retry = 0.2\n"))
             address = bouncer.dsn
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgqueue-failover-")))
         made = stack.enter_context(workers(directory, address, TASKS))
