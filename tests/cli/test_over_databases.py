@@ -44,6 +44,7 @@ def enqueue(dsn: str) -> int:
         return library.enqueue(conn, "t").id
 
 
+@pytest.mark.second
 @pytest.mark.promise("F399")
 def test_what_looks_goes_over_all_and_names_each(dsn: str, other_dsn: str, both: str) -> None:
     ids = [enqueue(dsn), enqueue(other_dsn)]

@@ -127,7 +127,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
       pgqueue work myapp.tasks otherapp.tasks -q mail:5,default --concurrency 20
       pgqueue work tasks --app-dir src --log-format json
       pgqueue work tasks --processes 4 --memory-limit 500M --metrics :9000
-      pgqueue work tasks --database a=postgresql://app@db/a --database b=postgresql://app@db/b
+      pgqueue work tasks --database a=DSN --database b=DSN
     """
     from pgqueue.cli.task_modules import import_tasks, look_in
 
