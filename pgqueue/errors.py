@@ -83,6 +83,10 @@ class SchemaTooNew(Error):
     """The database's schema has a breaking change this pgqueue does not know; upgrade pgqueue."""
 
 
+class UnsupportedServer(Error):
+    """The server is no PostgreSQL, or one that pgqueue does not work on: CockroachDB, YugabyteDB."""
+
+
 class JobFailed(Error):
     """The awaited job failed for good."""
 

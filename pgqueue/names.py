@@ -111,6 +111,7 @@ from pgqueue.errors import SchemaForeign as SchemaForeign
 from pgqueue.errors import SchemaMissing as SchemaMissing
 from pgqueue.errors import SchemaTooNew as SchemaTooNew
 from pgqueue.errors import UnsupportedConnection as UnsupportedConnection
+from pgqueue.errors import UnsupportedServer as UnsupportedServer
 from pgqueue.jobs.actors import acting as acting
 from pgqueue.jobs.batch import Batch as Batch
 from pgqueue.jobs.concurrency import Limit as Limit

@@ -32,6 +32,7 @@ from pgqueue.errors import (
     SchemaForeign,
     SchemaMissing,
     SchemaTooNew,
+    UnsupportedServer,
 )
 from pgqueue.manual import Symptom, at_night
 from pgqueue.plain_text import plain
@@ -93,7 +94,7 @@ def code_of(error: BaseException) -> int | None:
             BulkNotFound() | FlowNotFound() | JobNotFound() | LimitNotFound() | ScheduleNotFound() | ScheduleDeclared()
         ):
             return NO
-        case SchemaMissing() | SchemaForeign() | SchemaBehind() | SchemaTooNew():
+        case SchemaMissing() | SchemaForeign() | SchemaBehind() | SchemaTooNew() | UnsupportedServer():
             return SCHEMA
         case Error(__context__=ImportError()):  # the package of an extra is not installed
             return USAGE

@@ -37,7 +37,15 @@ from pgqueue.database.client_encoding import utf8
 from pgqueue.database.grants import Needs, lacks
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import in_schema, sql_directory, text
-from pgqueue.errors import Error, InvalidOption, SchemaBehind, SchemaForeign, SchemaMissing, SchemaTooNew
+from pgqueue.errors import (
+    Error,
+    InvalidOption,
+    SchemaBehind,
+    SchemaForeign,
+    SchemaMissing,
+    SchemaTooNew,
+    UnsupportedServer,
+)
 from pgqueue.options import checks_options
 
 OLDEST_POSTGRES = 15
@@ -212,7 +220,9 @@ def require(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs |
 
     Else it raises SchemaMissing, SchemaForeign, SchemaBehind or SchemaTooNew; the message says what to do. A newer
     schema is accepted if none of its unknown migrations is breaking, so that workers outlive a rolling deploy.
+    UnsupportedServer: it is CockroachDB or YugabyteDB.
     """
+    refuse_others(conn)
     _refuse_hidden_rows(conn, schema, line)
     standing = check(conn, schema, line, needs=needs)
     where = _where(conn, schema, line)
@@ -572,7 +582,23 @@ def _connected(target: str | Connection) -> Iterator[Connection]:
         yield conn
 
 
+def refuse_others(conn: Connection) -> None:
+    """Raise UnsupportedServer if the server says that it is another product: its first messages do."""
+    version = conn.info.parameter_status("server_version") or ""
+    other = None
+    if conn.info.parameter_status("crdb_version") is not None:
+        other = "CockroachDB"
+    elif "-YB-" in version:
+        other = "YugabyteDB"
+    if other is not None:
+        raise UnsupportedServer(
+            f"{conn.info.host}:{conn.info.port} is {other}; pgqueue needs PostgreSQL {OLDEST_POSTGRES} or newer, "
+            "for its functions, partitions and locks"
+        )
+
+
 def _check_server(conn: Connection) -> None:
+    refuse_others(conn)
     if conn.info.server_version < OLDEST_POSTGRES * 10_000:
         have = conn.info.parameter_status("server_version")
         raise Error(f"pgqueue needs PostgreSQL {OLDEST_POSTGRES} or newer, this server is {have}")

@@ -24,6 +24,7 @@ from pgqueue.errors import (
     SchemaForeign,
     SchemaMissing,
     SchemaTooNew,
+    UnsupportedServer,
 )
 from pgqueue.manual import Symptom, at_night, page
 from pgqueue.plain_text import plain
@@ -62,7 +63,9 @@ def problem_of(error: Exception) -> Problem:
             return Problem(400, "This cannot be asked", plain(str(error)))
         case psycopg.DataError():
             return Problem(400, "This cannot be asked", _line(error))
-        case SchemaMissing() | SchemaForeign() | SchemaBehind() | SchemaTooNew() | NotConfigured():
+        case (
+            SchemaMissing() | SchemaForeign() | SchemaBehind() | SchemaTooNew() | UnsupportedServer() | NotConfigured()
+        ):
             return Problem(503, "The database is not ready", _line(error))
         case psycopg.errors.ReadOnlySqlTransaction():
             return Problem(503, "Nothing can be changed here", "This database only reads, as a standby does.")
