@@ -200,7 +200,8 @@ def test_health_imports_next_to_nothing(dsn: str) -> None:
     needed = modules("import click.testing, json, psycopg, socket")
     more = modules(f"{asked}.exit_code == 1", dsn) - needed
     ours = "admin admin.health cli cli.commands cli.commands.health cli.database cli.exit_codes cli.groups "
-    ours += "cli.json_document cli.options config databases options database database.asking database.conninfo database.drivers "
+    ours += "cli.json_document cli.options config databases options database database.asking "
+    ours += "database.conninfo database.drivers "
     ours += "database.client_encoding database.foreign_errors database.notify_queue "
     ours += "database.alarms database.dead_link database.forks database.primary manual stderr steady_clock "
     ours += "database.statements database.steps database.triggers errors jobs jobs.values plain_text"
