@@ -34,6 +34,7 @@ WINGS = {
 }
 OTHER_VARIABLES = {
     "PGQUEUE_ACTOR": "by which name a command records what it changes. Default: the role of the database",
+    "PGQUEUE_DATABASES": "several databases of one fleet, as `a=URL b=URL`: [growing.md](growing.md)",
     "PGQUEUE_DJANGO_DATABASE": "which alias of Django's `DATABASES` has the queue, a setting of the project",
     "PGQUEUE_TEST_DSN": "the server of tests: the pytest plugin makes databases there, and drops them",
     "PGQUEUE_WEB_OPERATOR": "`pgqueue web --auth`: the secret of visitors that may change, 20 characters at least",
