@@ -173,7 +173,7 @@ def config(*, dsn: str | None = None, listen_dsn: str | None = None, schema: str
     """
     configured, database = _configured, current.get()
     if database is not None:
-        off = OFF in (listen_dsn, configured.get("listen_dsn"))
+        off = OFF in (listen_dsn, configured.get("listen_dsn") or os.environ.get("PGQUEUE_LISTEN_DSN"))
         configured = configured | _named(dsn=database.dsn, listen_dsn=OFF if off else database.dsn)
     given = configured | _named(dsn=dsn, listen_dsn=listen_dsn, schema=schema)
     if _find is not None and "dsn" not in given:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -16,6 +16,23 @@ from pgqueue.errors import InvalidOption
 
 VARIABLE = "PGQUEUE_DATABASES"
 _HARMLESS = re.compile(r"[\w-]{1,40}")
+_KEYWORDS = frozenset(
+    (
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "passfile",
+        "service",
+        "options",
+        "sslmode",
+        "sslpassword",
+    )
+)
+"""What stands before `=` in a DSN of key words: no names of databases."""
+_URL = re.compile(r"[a-z0-9+]+://|embedded:$")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
@@ -40,7 +57,7 @@ def named(texts: Iterable[str]) -> tuple[Database, ...]:
     found: dict[str, Database] = {}
     for text in texts:
         name, separator, dsn = text.partition("=")
-        if not separator or _NAME.fullmatch(name) is None or not dsn.strip():
+        if not separator or _NAME.fullmatch(name) is None or name in _KEYWORDS or not dsn.strip():
             shown = f" {name!r}" if _HARMLESS.fullmatch(name) else ""  # else it may be a DSN with a password
             raise InvalidOption(
                 f"database{shown}: write NAME=DSN, such as a=postgresql:///shop_a; a name has 1 to 40 lower-case "
@@ -69,5 +86,20 @@ def only(databases: tuple[Database, ...], name: str) -> Database:
 
 
 def of_environment() -> tuple[Database, ...]:
-    """The databases of PGQUEUE_DATABASES, which have blanks or line ends between them; none if it is not set."""
-    return named(os.environ.get(VARIABLE, "").split())
+    """The databases of PGQUEUE_DATABASES, which have blanks or line ends between them; none if it is not set.
+
+    So each DSN there is a URL, or `embedded:`. Another one raises InvalidOption, and is not shown.
+    """
+    found = named(os.environ.get(VARIABLE, "").split())
+    for each in found:
+        if _URL.match(each.dsn) is None:
+            raise InvalidOption(
+                f"{VARIABLE}: the DSN of database {each.name!r} is no URL. Blanks stand between databases, so write "
+                "NAME=postgresql://user@host/dbname; a DSN of key words goes with --database"
+            )
+    return found
+
+
+def without_databases(environment: Mapping[str, str]) -> dict[str, str]:
+    """This environment for a process that has one database, which PGQUEUE_DSN names."""
+    return {name: value for name, value in environment.items() if name not in (VARIABLE, "PGQUEUE_LISTEN_DSN")}

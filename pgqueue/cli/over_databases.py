@@ -7,7 +7,7 @@ Every command with `--dsn` is called through `over`, which does nothing where th
 2. A database that is away is one line on stderr, or an entry of `errors`, and exit code 3. The others are shown. Else
    the exit code is that of the first database whose answer was not 0.
 3. Ids of jobs find their database by its number. Each database gets its own.
-4. All other commands need `--only NAME`.
+4. All other commands need `--only NAME`. Those of `WITHOUT` name their database in another way.
 
 The command itself knows nothing of it: it is called in a context in which its database is the configured one, and what
 it prints is read.
@@ -34,16 +34,23 @@ from pgqueue.plain_text import plain_lines
 ALL = frozenset(
     {
         *("audit", "bulk", "bulk list", "doctor", "errors", "flows", "health", "history", "jobs", "limits", "locks"),
-        *("migrate", "queues", "schedules", "schedules list", "status", "tasks", "workers"),
+        *("migrate", "queues", "schedules", "schedules list", "status", "tasks", "version", "workers"),
     }
 )
 """The commands that go over all databases; of a group only these."""
 BY_ID = {"jobs": "id", "why": "id", "cancel": "ids", "retry": "ids", "discard": "ids", "reschedule": "ids"}
 """The commands that may be given ids of jobs, and the name of that argument."""
-ELSEWHERE = frozenset(("work", "version", "systemd", "demo"))
+ELSEWHERE = frozenset(("work", "demo"))
 """Those that do something of their own with the databases, or nothing."""
-ONE = {"migrate": "number", "status": "watch", "flows": "id"}
-"""With this option they are for one database."""
+WITHOUT = {"migrate": "sql", "relay": "target"}
+"""With this option the databases of the environment do not count."""
+ONE = {
+    "migrate": ("number", "outbox"),
+    "status": ("watch",),
+    "flows": ("id", "before"),
+    "jobs": ("after", "flow"),
+}
+"""With one of these options they are for one database."""
 
 
 def over(
@@ -52,9 +59,13 @@ def over(
     """Call the command for the databases of this command line. `asked` are the values of --database, `chosen` is that
     of --only."""
     name = ctx.command_path.partition(" ")[2]
-    if name in ELSEWHERE:
+    if name in ELSEWHERE or (params.get(WITHOUT.get(name, "")) and not asked and chosen is None):
         return command(**params)
+    if name == "systemd" and (asked or chosen is not None):
+        raise click.UsageError("a unit runs a supervisor, which works for one database: its environment file names it")
     databases = named(asked) or of_environment()
+    if name == "systemd" or (not databases and chosen is None):
+        return command(**params)
     if not databases:
         raise click.UsageError("--only is for several databases: name them by --database or PGQUEUE_DATABASES")
     if ctx.invoked_subcommand is not None:
@@ -64,8 +75,16 @@ def over(
     calls = _calls(name, databases, params)
     if len(calls) == 1:
         return _in(calls[0][0], command, calls[0][1])
-    answers = [_answer(database, command, own) for database, own in calls]
-    (_print_documents if params.get("as_json") else _print_lines)(answers)
+    show = _print_documents if params.get("as_json") else _print_lines
+    answers: list[_Answer] = []
+    for database, own in calls:
+        try:
+            answers.append(_answer(database, command, own))
+        except Exception:
+            if answers:  # what was done in these is said
+                show(answers)
+            raise
+    show(answers)
     codes = [each.code for each in answers if each.code]
     if codes:
         raise click.exceptions.Exit(DATABASE if DATABASE in codes else codes[0])
@@ -79,7 +98,7 @@ def _calls(name: str, databases: Sequence[Database], params: dict[str, Any]) -> 
         found = _by_number(databases, [ids] if isinstance(ids, int) else ids)
         one = isinstance(ids, int)
         return [(each, params | {BY_ID[name]: own[0] if one else own}) for each, own in found.items()]
-    if len(databases) == 1 or (name in ALL and not params.get(ONE.get(name, ""))):
+    if len(databases) == 1 or (name in ALL and not any(map(params.get, ONE.get(name, ())))):
         return [(each, params) for each in databases]
     raise click.UsageError(f"this is for one database: say --only NAME, one of {_names(databases)}")
 

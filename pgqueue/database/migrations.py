@@ -371,6 +371,19 @@ def _advance_sequences(conn: Connection, schema: str) -> None:
         if cursor.execute(text("sequences_allowed", schema).encode()).fetchone() == (True,):
             statement = advancing(schema, whole=True)
             statement.read(cursor.execute(statement.sql.encode(), dict(statement.params)).fetchall())
+            _warn_of_others(cursor, schema)
+
+
+def _warn_of_others(cursor: psycopg.Cursor[Any], schema: str) -> None:
+    """Say if there are jobs of a higher number: rows that were copied here, without the sequence, or by hand."""
+    [highest] = cursor.execute(text("sequences_highest", schema).encode()).fetchone() or (None,)
+    [number] = cursor.execute(text("sequences_number", schema).encode()).fetchone() or (0,)
+    if highest is not None and (theirs := (int(highest) - 1) >> 43) > number:
+        _log.warning(
+            "schema %s has number %d, and a job with id %d, of number %d. If its rows were copied from the database of "
+            "that number, and that one is gone, run `pgqueue migrate --number %d` before a job is enqueued here",
+            *(schema, number, highest, theirs, theirs),
+        )
 
 
 def _patiently(conn: Connection, schema: str, line: Line, file: Migration, patience: tuple[float, float]) -> bool:
@@ -438,7 +451,7 @@ def _set_number(conn: Connection, schema: str, number: int, lock_timeout: float)
     if highest is not None:
         raise InvalidOption(
             f"number {number}: its ids begin at {(number << 43) + 1}, and job ids up to {highest} were given. "
-            f"Nothing was changed; the first number above is {(highest >> 43) + 1}"
+            f"Nothing was changed; the lowest number that fits is {highest >> 43}"
         )
     _log.info("schema %s of database %s has number %d", schema, conn.info.dbname, number)
 

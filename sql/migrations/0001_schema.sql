@@ -3785,7 +3785,8 @@ COMMENT ON FUNCTION pgqueue.advance_sequences IS
     'Advance the sequences that lag behind the tables. Called by `pgqueue migrate` and by each worker.';
 
 -- Give this database a number: its jobs' ids begin at number << 43 plus one from now on. NULL if that is so now, else the
--- highest id that there is already, and nothing is changed: below it ids would be given twice.
+-- highest id that there is already, above all ids of this number, and nothing is changed: below it ids would be given twice.
+-- If there are ids of this number, in rows that were copied from the database that had it, the next id is above these.
 --
 -- 1. The first statement takes the lock that each nextval() waits for, until the end of its transaction. What others were
 --    given before is read after it, also if it is not committed yet.
@@ -3802,11 +3803,11 @@ BEGIN
     given := greatest(
         (SELECT s.last_value - (NOT s.is_called)::integer FROM pgqueue.job_id_seq s),
         pgqueue.highest_job_id(4611686018427387904, true));
-    IF given >= first THEN
+    IF given >= first + (1::bigint << 43) - 1 THEN
         RETURN given;
     END IF;
     EXECUTE format('ALTER SEQUENCE pgqueue.job_id_seq START WITH %s', first);
-    PERFORM setval('pgqueue.job_id_seq', first - 1);
+    PERFORM setval('pgqueue.job_id_seq', greatest(given, first - 1));
     RETURN NULL;
 END $$;
 COMMENT ON FUNCTION pgqueue.set_number IS

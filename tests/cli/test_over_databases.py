@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 import pgqueue as library
 from pgqueue.cli import main
+from pgqueue.config import config
+from pgqueue.databases import Database, current, without_databases
 from pgqueue.pytest_plugin import Databases
 
 AWAY = "postgresql://nobody@127.0.0.1:1/away?connect_timeout=2"
@@ -121,6 +123,37 @@ def test_a_change_without_an_id_is_for_one(dsn: str, other_dsn: str, both: str) 
 
 
 @pytest.mark.promise("F400")
+def test_a_dsn_of_key_words_is_refused_in_the_variable_without_its_password(dsn: str) -> None:
+    """Naive is to split it at its blanks: `password` would be the name of a database, and its DSN be shown."""
+    for value in ("a=host=x password=s3cret dbname=y", "a=host=x", "password=s3cret", "a=s3cret"):
+        done = asked(value, "status", PGQUEUE_DSN=dsn)
+        assert (done.exit_code, "s3cret" in done.output, "NAME=" in done.stderr) == (2, False, True), done.output
+
+
+@pytest.mark.promise("F399")
+def test_what_needs_no_database_or_names_its_own_is_called_once(dsn: str, both: str) -> None:
+    alone = asked("", "migrate", "--sql")
+    assert asked(both, "migrate", "--sql").stdout == alone.stdout != ""
+    code, found = document(both, "version", "--check")
+    assert (code, [item["database"] for item in found["items"]]) == (0, ["a", "bb"])
+    once = asked(both, "relay", "--from", dsn, "--to", dsn, "--once")
+    assert "--only" not in once.stderr
+    assert "PGQUEUE_DATABASES" not in without_databases({"PGQUEUE_DATABASES": both, "PGQUEUE_LISTEN_DSN": "x"})
+
+
+@pytest.mark.promise("F399")
+def test_without_listen_is_without_listen_in_each_database(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGQUEUE_LISTEN_DSN", "off")
+    token = current.set(Database("a", dsn))
+    try:
+        assert (config().dsn, config().listen_dsn) == (dsn, None)
+    finally:
+        current.reset(token)
+    elsewhere = asked(f"a={dsn}", "work", "shop", PGQUEUE_LISTEN_DSN="postgresql://elsewhere/x")
+    assert (elsewhere.exit_code, "each has a DSN of its own" in elsewhere.stderr) == (2, True)
+
+
+@pytest.mark.promise("F400")
 def test_wrong_uses_say_what_is_right(dsn: str, both: str) -> None:
     for arguments, said in (
         (["status", "--dsn", dsn, "--dsn", dsn], "given twice"),
@@ -132,6 +165,13 @@ def test_wrong_uses_say_what_is_right(dsn: str, both: str) -> None:
     ):
         done = asked(both, *arguments)
         assert (done.exit_code, said in done.stderr) == (2, True), (arguments, done.stderr)
+    for blank in ("", " \n"):
+        assert asked(blank, "status", PGQUEUE_DSN=dsn).exit_code == 0
+    unit = asked(both, "systemd", "shop.tasks", "--only", "a")
+    assert (unit.exit_code, "one database" in unit.stderr) == (2, True)
+    for arguments in (["jobs", "--after", "7"], ["jobs", "--flow", "1"], ["migrate", "--outbox"]):
+        done = asked(both, *arguments)
+        assert (done.exit_code, "--only NAME" in done.stderr) == (2, True), (arguments, done.stderr)
     alone = asked("", "status", "--only", "a", PGQUEUE_DSN=dsn)
     assert (alone.exit_code, "PGQUEUE_DATABASES" in alone.stderr) == (2, True)
     assert asked(both, "status", "--dsn", dsn).exit_code == 0  # --dsn comes before the environment

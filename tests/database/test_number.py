@@ -70,7 +70,7 @@ def test_a_number_is_never_below_what_was_given(dsn: str, conn: Conn) -> None:
     library.migrate(conn, number=5)
     assert library.enqueue(conn, "t").id == 5 * BEGIN + 1
     for number in (0, 4):
-        with pytest.raises(InvalidOption, match=f"ids up to {5 * BEGIN + 1} were given.*first number above is 6"):
+        with pytest.raises(InvalidOption, match=f"ids up to {5 * BEGIN + 1} were given.*lowest number that fits is 5"):
             library.migrate(conn, number=number)
     library.migrate(conn, number=5)  # nothing to do
     assert library.enqueue(conn, "t").id == 5 * BEGIN + 2
@@ -79,6 +79,25 @@ def test_a_number_is_never_below_what_was_given(dsn: str, conn: Conn) -> None:
         library.migrate(conn, number=6)  # the sequence has not given it, and it is there
     library.migrate(conn, number=8)
     assert library.enqueue(conn, "t").id == 8 * BEGIN + 1
+
+
+@pytest.mark.promise("F392")
+def test_rows_that_were_copied_without_their_sequence_are_said_and_their_number_can_be_taken(
+    conn: Conn, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Naive is to count from 1 without a word: the ids of another database, and those of this one from before."""
+    library.migrate(conn)
+    assert not caplog.records
+    conn.execute("INSERT INTO pgqueue.job (id, task) VALUES (%s, 'copied')", [3 * BEGIN + 9])
+    library.migrate(conn)
+    [said] = caplog.messages
+    assert "has number 0" in said and f"{3 * BEGIN + 9}, of number 3" in said and "migrate --number 3" in said
+    library.migrate(conn, number=3)
+    assert library.enqueue(conn, "t").id == 3 * BEGIN + 10
+    conn.execute("INSERT INTO pgqueue.job (id, task) VALUES (%s, 'the last one')", [4 * BEGIN])
+    caplog.clear()
+    library.migrate(conn)
+    assert not [each for each in caplog.messages if "of number" in each]  # 4 * BEGIN is the last id of number 3
 
 
 @pytest.mark.promise("F392")

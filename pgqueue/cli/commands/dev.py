@@ -44,6 +44,7 @@ def command(
     """
     from pgqueue.cli.dev_processes import DevProcesses
     from pgqueue.config import config, safe
+    from pgqueue.databases import without_databases
 
     name = safe(_database(ctx))
     dsn = _up_to_date()
@@ -57,8 +58,8 @@ def command(
         dashboard = f"http://{bind}"
         commands.append([*own, "web", "--open", "--bind", bind, "--log-level", "warning"])
     click.echo(f"dashboard: {dashboard}\nenqueue:   export PGQUEUE_DSN={name}", err=True)
-    environment = {name: value for name, value in os.environ.items() if name != "PGQUEUE_LISTEN_DSN"}
-    processes = DevProcesses(commands, environment | {"PGQUEUE_DSN": dsn, "PGQUEUE_SCHEMA": config().schema})
+    own_database = {"PGQUEUE_DSN": dsn, "PGQUEUE_SCHEMA": config().schema}
+    processes = DevProcesses(commands, without_databases(os.environ) | own_database)
     raise click.exceptions.Exit(processes.run())
 
 

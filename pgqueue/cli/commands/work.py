@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -177,8 +178,10 @@ def _databases(ctx: click.Context, options: Mapping[str, Any]) -> tuple[Database
         return ()
     if chosen is not None:
         found = (only(found, chosen),)
-    if options["listen_dsn"] not in (None, OFF):
-        raise click.UsageError(f"with several databases --listen-dsn can only be {OFF}: each has a DSN of its own")
+    if (options["listen_dsn"] or os.environ.get("PGQUEUE_LISTEN_DSN") or OFF) != OFF:
+        raise click.UsageError(
+            f"with several databases --listen-dsn and PGQUEUE_LISTEN_DSN can only be {OFF}: each has a DSN of its own"
+        )
     if _is_supervisor(ctx, options) or options["supervised"] is not None:
         raise click.UsageError(
             "with several databases there is one process: leave out --processes, --memory-limit, --max-jobs and "

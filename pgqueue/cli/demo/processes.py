@@ -22,6 +22,7 @@ import psycopg
 
 from pgqueue.config import config
 from pgqueue.database import embedded, migrations
+from pgqueue.databases import without_databases
 
 DATABASE = "pgqueue_demo"
 CONCURRENCY = 20
@@ -78,7 +79,7 @@ class Worker:
 def running_worker(dsn: str, directory: Path, number: int) -> Iterator[Worker]:
     """A worker process in a session of its own (Ctrl-C is ours to handle), stopped at the end."""
     log = directory / f"worker-{number}.log"
-    environment = {name: value for name, value in os.environ.items() if name != "PGQUEUE_LISTEN_DSN"}
+    environment = without_databases(os.environ)
     arguments = ["work", "pgqueue.cli.demo.shop", "--lease", LEASE, "--concurrency", str(CONCURRENCY)]
     with log.open("wb") as output:
         process = subprocess.Popen(

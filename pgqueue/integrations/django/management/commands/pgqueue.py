@@ -16,6 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from pgqueue import databases
 from pgqueue.integrations.django import project_settings
 
 WORKER = "pgqueue.integrations.django.worker"
@@ -68,6 +69,7 @@ def _arguments(given: list[str]) -> list[str]:
         raise CommandError("--dsn: the database is an alias of DATABASES; --database ALIAS names another one")
     if options.database is not None:
         os.environ[project_settings.ALIAS_VARIABLE] = options.database
+        os.environ.pop(databases.VARIABLE, None)  # the alias is said, as --dsn is elsewhere
         project_settings.apply()
     if words[:1] and words[0] in WITH_TASKS:
         directory = [] if any(word.split("=", 1)[0] == "--app-dir" for word in words) else ["--app-dir", _directory()]
