@@ -88,8 +88,9 @@ class _ToThePrimary:
 
     @staticmethod
     async def connect(dsn: str, **options: Any) -> _Pooled:
+        began = monotonic()  # the session may be as old as that
         conn = await primary.aconnect(_Pooled, dsn, **options)
-        conn.opened_at = monotonic()
+        conn.opened_at = began
         return conn
 
 

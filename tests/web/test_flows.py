@@ -211,7 +211,7 @@ async def test_a_flow_is_cancelled_and_retried_after_a_preview(dsn: str, conn: C
             assert f"{here}/change?action={action}" in hrefs(await browser.get(here))
             preview = await browser.get(f"{here}/change?action={action}")
             assert f"{states}. Nothing has happened yet." in preview.text
-            assert f'value="{action}"><button type="submit">{action.capitalize()} {n} jobs</button>' in preview.text
+            assert f'value="{action}"><button>{action.capitalize()} {n} jobs</button>' in preview.text
             assert forms(preview) == {f"{here}/change"}
             answer = await browser.post(f"{here}/change", data={"action": action}, headers=SAME_SITE)
             assert answer.headers["location"] == f"{here}?did=flow+{action}"

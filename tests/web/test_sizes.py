@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from typing import Any
 
 import psycopg
 import pytest
 from dashboards import browsing, dashboard_of, reading
 
+import pgqueue
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.routes import ROUTES
 
@@ -94,8 +96,21 @@ QUERIES = {
     "queue": ["?name=europe_1"],
     "limit_jobs": ["?limit=gateway-1"],
     "preview": ["?action=retry&state=failed"],
+    "preview_flow": ["?action=cancel"],
 }
 """What these pages are asked for; the others need nothing."""
+
+
+def enqueue_flow(conn: psycopg.Connection[Any], number: int) -> pgqueue.FlowHandle:
+    """A chain of so many nodes."""
+    flow, last = pgqueue.Flow(f"europe order {number}"), list[pgqueue.Node[Any]]()
+    for each in range(1, number + 1):
+        last = [flow.add(charge.new(each), after=last)]
+    return flow.enqueue(conn)
+
+
+@pgqueue.task(name="billing.charge_customer")
+def charge(order_id: int) -> None: ...
 
 
 async def test_each_page_with_50_rows_is_small(dsn: str) -> None:
@@ -104,13 +119,15 @@ async def test_each_page_with_50_rows_is_small(dsn: str) -> None:
         [[job, bulk]] = conn.execute(
             "SELECT (SELECT max(id) FROM pgqueue.job_dead), (SELECT max(id) FROM pgqueue.bulk)"
         ).fetchall()
+        flow = [enqueue_flow(conn, n).id for n in range(1, 51)][-1]
+    ids = {"bulk": bulk, "flow": flow, "preview_flow": flow}
     sizes: dict[str, int] = {}
     async with dashboard_of(dsn, lambda visitor: ACTIONS, redact=()) as made, browsing(made) as browser:
         for route in ROUTES:
             if not (route.page and route.method == "GET"):
                 continue
             for query in QUERIES.get(route.name, [""]):
-                path = route.path.replace("{id}", str(bulk if route.name == "bulk" else job)) + query
+                path = route.path.replace("{id}", str(ids.get(route.name, job))) + query
                 answer = await browser.get(path)
                 assert answer.status_code == 200, (path, answer.text)
                 sizes[path] = len(answer.content)
