@@ -27,6 +27,8 @@ from pgqueue.errors import SchemaBehind, SchemaMissing, UnsupportedConnection
 from pgqueue.options import no_option
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     import psycopg
 
 R = TypeVar("R")
@@ -100,7 +102,7 @@ def alone(conn: Any) -> bool:
     if kind.startswith("asyncpg."):
         return not conn.is_in_transaction()
     if kind.startswith("django."):
-        return not _on_a_loop() and bool(conn.get_autocommit())
+        return running_loop() is None and bool(conn.get_autocommit())
     if not kind.startswith(("psycopg.", "psycopg2.")):
         return False
     driver = getattr(conn, "connection", conn)
@@ -345,10 +347,11 @@ def _django_alias(alias: str, sql: str, params: Params) -> list[Row]:
     return _django(_of_alias(alias), sql, params)
 
 
-def _on_a_loop() -> bool:
+def running_loop() -> AbstractEventLoop | None:
+    """The loop that runs in this thread; None if none does."""
     from asyncio import _get_running_loop  # imported here: Django has imported it, others may do without
 
-    return _get_running_loop() is not None
+    return _get_running_loop()
 
 
 def _of_alias(alias: str) -> Any:

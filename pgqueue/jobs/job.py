@@ -355,7 +355,7 @@ class Job:
         read page by page, in short statements of their own, so there may be more of them than arguments can hold. Let
         this job's node wait for that one: of a node that has not ended, only the jobs that have ended are read.
 
-        Raises InvalidOption if this job is of no flow, or no node of it has this name.
+        Raises InvalidOption if this job is of no flow, or no node of it has this name, and Error in an async handler.
         """
         return self.context.results(self, self._node_name(node))
 

@@ -25,7 +25,7 @@ from pgqueue.jobs.outcomes import ASKS, UNCOVERED, Fail
 from pgqueue.testing.batches import Batches
 from pgqueue.worker.complete.outcome_sql import LOST, OutcomeSql
 from pgqueue.worker.context import check_own, own_end
-from pgqueue.worker.run.node_results import aresults, results
+from pgqueue.worker.run.node_results import aresults, refuse_async, refuse_sync, results
 from pgqueue.worker.run.serialization_retries import sqlstate
 from pgqueue.worker.transactions import sqlalchemy
 from pgqueue.worker.transactions.durable_steps import DurableSteps
@@ -50,6 +50,8 @@ class DrainContext(JobContext):
         self._iterations = Iterations(batches, self._outcome_sql, lambda job: None)
         self._task = task
         self._given = conn
+        # That of the test itself, if it is async: a sync drain in it runs sync handlers in the thread of that loop.
+        self._loop = drivers.running_loop()
         self._conn: Any = None
         self._block: Any = None
         self._session: Any = None
@@ -116,9 +118,12 @@ class DrainContext(JobContext):
         return self._session
 
     def results(self, job: Job, name: str) -> Iterator[Any]:
+        loop = drivers.running_loop()
+        refuse_async(job, here=loop is not None and (self._task.is_async or loop is not self._loop))
         return results(job, name, self._outcome_sql.schema, lambda asked: drivers.run(self._given, asked))
 
     def aresults(self, job: Job, name: str) -> AsyncIterator[Any]:
+        refuse_sync(job, here=not self._task.is_async or drivers.running_loop() is None)
         return aresults(job, name, self._outcome_sql.schema, lambda asked: drivers.arun(self._given, asked))
 
     def step(self, job: Job, name: str, call: Callable[[], Any], fn: Callable[..., Any]) -> Any:

@@ -4,6 +4,9 @@ Called by the context of a worker's jobs, and by that of a drain. A page is one 
 handler that works for an hour holds no snapshot. It ends behind 1,000 jobs, or behind 1 MB: so a handler has at most
 that and one result in memory, however many there are. The next page begins behind the last id. So no job comes twice,
 and of a node that has ended none is left out.
+
+A thread that waited for its own loop would wait for ever, and the whole worker with it. So each of the two is refused
+where the other belongs, when it is called, and again at each page: an iterator may be carried to another thread.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from typing import Any
 
 from psycopg import OperationalError
 
+from pgqueue.database.drivers import running_loop
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, text
-from pgqueue.errors import InvalidOption
+from pgqueue.errors import Error, InvalidOption
 from pgqueue.jobs.job import Job
 from pgqueue.plain_text import plain
 from pgqueue.steady_clock import monotonic
@@ -58,14 +62,23 @@ class NodeResults:
 
     def results(self, job: Job, name: str) -> Iterator[Any]:
         """The results, in the thread of the job."""
-        return results(job, name, self._session.link.schema, self._asked)
+
+        def ask(statement: Rows) -> list[Row]:
+            refuse_async(job, here=running_loop() is not None)
+            return asyncio.run_coroutine_threadsafe(self._ask(statement), self._loop).result()
+
+        refuse_async(job, here=running_loop() is not None)
+        return results(job, name, self._session.link.schema, ask)
 
     def aresults(self, job: Job, name: str) -> AsyncIterator[Any]:
         """The results, on the loop."""
-        return aresults(job, name, self._session.link.schema, self._ask)
 
-    def _asked(self, statement: Rows) -> list[Row]:
-        return asyncio.run_coroutine_threadsafe(self._ask(statement), self._loop).result()
+        async def ask(statement: Rows) -> list[Row]:
+            refuse_sync(job, here=running_loop() is not self._loop)
+            return await self._ask(statement)
+
+        refuse_sync(job, here=running_loop() is not self._loop)
+        return aresults(job, name, self._session.link.schema, ask)
 
     async def _ask(self, statement: Rows) -> list[Row]:
         """Only read, so it may be asked for again. The session itself waits before it connects anew."""
@@ -78,6 +91,26 @@ class NodeResults:
                     raise
             else:
                 return list(rows)
+
+
+def refuse_async(job: Job, *, here: bool) -> None:
+    """Raise if this is an async handler, or its loop: `job.results` is for sync handlers."""
+    if here:
+        raise _refusal(job, "results", "async", "aresults")
+
+
+def refuse_sync(job: Job, *, here: bool) -> None:
+    """Raise if this is a sync handler, or a loop that it runs itself: `job.aresults` is for async handlers."""
+    if here:
+        raise _refusal(job, "aresults", "sync", "results")
+
+
+def _refusal(job: Job, what: str, kind: str, instead: str) -> Error:
+    loop = "async for" if kind == "async" else "for"
+    return Error(
+        f"job {job.id} ({job.task}): no job.{what} here: its handler is {kind}: `{loop} … in job.{instead}(…)`",
+        job_id=job.id,
+    )
 
 
 def _named(job: Job, name: str, schema: str) -> Rows:

@@ -17,6 +17,7 @@ from psycopg import AsyncConnection, Connection
 
 from pgqueue.client.middleware import Handler
 from pgqueue.client.tasks import Task
+from pgqueue.database.drivers import running_loop
 from pgqueue.database.sessions import Identity
 from pgqueue.errors import Error
 from pgqueue.jobs.job import Job, current_job
@@ -88,22 +89,22 @@ class Transactional:
         `begin` is told before the transaction is known here: so an iteration stopped at any step knows what to end.
         """
         return self._for_iteration(
-            Transaction, job, begin, not _on_a_loop(), "async: `async for batch in job.aiterate(…)`"
+            Transaction, job, begin, running_loop() is None, "async: `async for batch in job.aiterate(…)`"
         )
 
     def afor_iteration(self, job: Job, begin: Callable[[AsyncTransaction], object]) -> AsyncTransaction:
         """The same for an async handler."""
-        here = self._loop is asyncio.get_running_loop()
+        here = running_loop() is self._loop
         return self._for_iteration(AsyncTransaction, job, begin, here, "sync: `for batch in job.iterate(…)`")
 
     def for_step(self, job: Job, begin: Callable[[Transaction], object]) -> Transaction:
         """What a durable step is committed by; otherwise as `for_iteration`."""
         otherwise = "async: `await job.astep(…)`"
-        return self._for_iteration(Transaction, job, begin, not _on_a_loop(), otherwise, BEFORE_STEP)
+        return self._for_iteration(Transaction, job, begin, running_loop() is None, otherwise, BEFORE_STEP)
 
     def afor_step(self, job: Job, begin: Callable[[AsyncTransaction], object]) -> AsyncTransaction:
         """The same for an async handler."""
-        here = self._loop is asyncio.get_running_loop()
+        here = running_loop() is self._loop
         return self._for_iteration(AsyncTransaction, job, begin, here, "sync: `job.step(…)`", BEFORE_STEP)
 
     def _for_iteration(
@@ -237,11 +238,3 @@ def _no_connection(job: Job, work: Transaction | AsyncTransaction | None, what: 
     else:
         why = "its handler is sync: use `job.connection` or `job.session()`"
     return Error(f"job {job.id} ({job.task}): no job.{what} here: {why}", job_id=job.id)
-
-
-def _on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

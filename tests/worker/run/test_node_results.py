@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,7 +14,7 @@ import pgqueue
 from pgqueue import Batch, Flow, InvalidOption, Job
 from pgqueue.client.tasks import Task
 from pgqueue.database import statements
-from pgqueue.testing import drain
+from pgqueue.testing import adrain, drain
 from pgqueue.worker.run import node_results
 
 Conn = psycopg.Connection[Any]
@@ -127,3 +128,90 @@ def test_what_cannot_be_read_is_said(conn: Conn) -> None:
         assert attempt.error_type == "InvalidOption" and said in (attempt.message or "")
     with pytest.raises(InvalidOption, match="of no flow"):
         pgqueue.testing.run(wrong, "parts")
+
+
+@pgqueue.task(name="results.frozen", retry=1)
+async def frozen(job: Job) -> int:
+    return len(list(job.results("parts")))
+
+
+@pgqueue.task(name="results.called", retry=1)
+async def called(job: Job) -> None:
+    job.results("parts")
+
+
+@pgqueue.task(name="results.carried", retry=1)
+async def carried(job: Job) -> int:
+    return len(list(await asyncio.to_thread(job.results, "parts")))
+
+
+@pgqueue.task(name="results.threaded", retry=1)
+async def threaded(job: Job) -> int:
+    return await asyncio.to_thread(lambda: len(list(job.results("parts"))))
+
+
+@pgqueue.task(name="results.own_loop", retry=1)
+def own_loop(job: Job) -> int:
+    async def read() -> int:
+        return len([each async for each in job.aresults("parts")])
+
+    return asyncio.run(read())
+
+
+@pgqueue.task(name="results.own_loop_sync", retry=1)
+def own_loop_sync(job: Job) -> None:
+    async def read() -> None:
+        job.results("parts")
+
+    asyncio.run(read())
+
+
+@pgqueue.task(name="results.no_loop", retry=1)
+def no_loop(job: Job) -> None:
+    job.aresults("parts")
+
+
+FOR_SYNC = "no job.results here: its handler is async: `async for … in job.aresults(…)`"
+FOR_ASYNC = "no job.aresults here: its handler is sync: `for … in job.results(…)`"
+REFUSED = {frozen: FOR_SYNC, called: FOR_SYNC, own_loop: FOR_ASYNC, own_loop_sync: FOR_SYNC, no_loop: FOR_ASYNC}
+
+
+def refused(conn: Conn, id: int, said: str) -> None:
+    attempt = pgqueue.get(conn, id).attempts[-1]
+    assert attempt.error_type == "Error" and said in (attempt.message or "")
+
+
+@pytest.mark.promise("F381")
+async def test_a_handler_of_the_other_kind_is_refused_and_the_worker_goes_on(dsn: str, eyes: Eyes, conn: Conn) -> None:
+    """Naive waits on the loop for what the loop is to do: the worker stands still for ever, and its heart beats on."""
+    wanted = REFUSED | {carried: FOR_SYNC}
+    last = {task: max(enqueued(conn, task.new())._ids) for task in (*wanted, threaded)}
+    conn.commit()
+    async with work(dsn, part, *last):
+        await until(lambda: pgqueue.get(eyes.conn, last[threaded]).result == 5)
+        for task, said in wanted.items():
+            await until(eyes.is_in(last[task], "failed"))
+            refused(conn, last[task], said)
+
+
+@pytest.mark.promise("F381")
+def test_a_drain_refuses_the_same(conn: Conn) -> None:
+    last = {task: max(enqueued(conn, task.new())._ids) for task in REFUSED}
+    drain(conn)
+    for task, said in REFUSED.items():
+        refused(conn, last[task], said)
+
+
+@pytest.mark.promise("F381")
+async def test_a_drain_on_a_loop_refuses_the_same(conn: Conn, aconn: psycopg.AsyncConnection[Any]) -> None:
+    """A sync drain in an async test runs sync handlers in the thread of the test's own loop."""
+    reads = max(enqueued(conn, total.new())._ids)
+    drain(conn)
+    assert pgqueue.get(conn, reads).result == WANTED
+    last = {task: max(enqueued(conn, task.new())._ids) for task in (atotal, *REFUSED)}
+    conn.commit()
+    await adrain(aconn)
+    await aconn.commit()
+    assert pgqueue.get(conn, last.pop(atotal)).result == WANTED
+    for task, id in last.items():
+        refused(conn, id, REFUSED[task])
