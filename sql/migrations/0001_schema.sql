@@ -764,6 +764,8 @@ CREATE TABLE pgqueue.node (
     CONSTRAINT node_can_be CHECK (id >> 20 > 0 AND id & 1048575 > 0)
 );
 COMMENT ON TABLE pgqueue.node IS 'Nodes of flows: sets of jobs, and which nodes they wait for.';
+-- A handler reads the results of a node by its name. An index takes no long text: names of 200 letters and more are compared.
+CREATE INDEX node_name ON pgqueue.node ((id >> 20), (left(name, 200)) COLLATE "C") WHERE name IS NOT NULL;
 
 -- What became of jobs whose rows history has forgotten while another job of their flow waits, or may wait again.
 CREATE TABLE pgqueue.flow_kept (

@@ -133,3 +133,24 @@ def test_results_of_many_nodes_are_read_together(eyes: Eyes) -> None:
     [[state, args]] = eyes.all("SELECT state, args FROM pgqueue.job WHERE id = %s", waiting)
     assert state == "available"
     assert args == {f"p{at:03}": None if at % 100 == 7 else at for at in range(n)}
+
+
+@pytest.mark.promise("F384")
+def test_a_name_is_found_without_a_walk_of_the_flow(eyes: Eyes) -> None:
+    """Naive goes from node to node: 100,000 take 20 ms, on the session of the heartbeats, for each job that reads."""
+    eyes.do("INSERT INTO pgqueue.node (id, name) SELECT 7 << 20 | n, 'n' || n FROM generate_series(1, 20000) AS n")
+    long = "x" * 5_000
+    eyes.do("INSERT INTO pgqueue.node (id, name) VALUES (7 << 20 | 20001, %s), (8 << 20 | 1, 'n9')", long + "a")
+    eyes.do("INSERT INTO pgqueue.node (id, name) VALUES (7 << 20 | 20002, %s), (7 << 20 | 20003, 'n9')", long + "b")
+    sql = text("node_results_named", "pgqueue")
+    first = json.dumps(["n1", "n10", "n100"])
+    for name, found in {
+        "n20000": (7 << 20 | 20_000, None),
+        "n9": (7 << 20 | 9, None),
+        long + "b": (7 << 20 | 20_002, None),
+        long: (None, first),
+        "m": (None, first),
+    }.items():
+        ask = {"flow": 7, "name": name, "n": 3}
+        assert eyes.conn.execute(sql.encode(), ask).fetchall() == [found]
+        assert pages(eyes.conn, sql, ask) < 10
