@@ -16,8 +16,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from psycopg import OperationalError
-
+from pgqueue.database.backoff import Backoff, transient
 from pgqueue.database.drivers import running_loop
 from pgqueue.database.sessions import Session
 from pgqueue.database.statements import Row, Statement, text
@@ -81,14 +80,15 @@ class NodeResults:
         return aresults(job, name, self._session.link.schema, ask)
 
     async def _ask(self, statement: Rows) -> list[Row]:
-        """Only read, so it may be asked for again. The session itself waits before it connects anew."""
-        until = monotonic() + PATIENCE_SECONDS
+        """Only read, so it may be asked for again. With pauses: a standby that is not promoted yet answers at once."""
+        until, backoff = monotonic() + PATIENCE_SECONDS, Backoff()
         while True:
             try:
                 [rows] = await self._session.run(statement)
-            except OperationalError:
-                if monotonic() >= until:
+            except Exception as error:
+                if not transient(error) or monotonic() >= until:
                     raise
+                await asyncio.sleep(backoff.pause())
             else:
                 return list(rows)
 

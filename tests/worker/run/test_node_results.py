@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
+from psycopg import OperationalError, errors
 from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue import Batch, Flow, InvalidOption, Job
 from pgqueue.client.tasks import Task
 from pgqueue.database import statements
+from pgqueue.database.sessions import Session
 from pgqueue.testing import adrain, drain
 from pgqueue.worker.run import node_results
+from pgqueue.worker.run.node_results import NodeResults
 
 Conn = psycopg.Connection[Any]
 
@@ -215,3 +218,44 @@ async def test_a_drain_on_a_loop_refuses_the_same(conn: Conn, aconn: psycopg.Asy
     assert pgqueue.get(conn, last.pop(atotal)).result == WANTED
     for task, id in last.items():
         refused(conn, id, REFUSED[task])
+
+
+class Failing:
+    """A session that fails with these errors, and then has no row."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.asked = 0
+
+    async def run(self, statement: object) -> list[list[tuple[int, str]]]:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return [[]]
+
+
+async def page(session: Failing) -> object:
+    return await NodeResults(cast(Session, session), asyncio.get_running_loop())._ask(
+        node_results._page(1, 0, "pgqueue")
+    )
+
+
+@pytest.mark.promise("F383")
+async def test_a_page_is_asked_for_again_while_the_database_is_away() -> None:
+    """Naive asks again after an OperationalError only: a switchover fails each job that reads."""
+    failing = Failing(errors.ReadOnlySqlTransaction(), errors.AdminShutdown(), OperationalError("gone"))
+    assert (await page(failing), failing.asked) == ([], 4)
+    refused = Failing(errors.InsufficientPrivilege())
+    with pytest.raises(errors.InsufficientPrivilege):
+        await page(refused)
+    assert refused.asked == 1
+
+
+@pytest.mark.promise("F383")
+async def test_there_are_pauses_between_and_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive asks thousands of times a second."""
+    monkeypatch.setattr(node_results, "PATIENCE_SECONDS", 0.3)
+    away = Failing(*[OperationalError("away")] * 10_000)
+    with pytest.raises(OperationalError):
+        await page(away)
+    assert away.asked < 10
