@@ -658,15 +658,22 @@ BEGIN
     next_bin := (r.bin + 1) % r.leaves;
     IF r.kind IN ('done', 'dead') THEN
         -- No row of the leaf is taken back by a retry between the two statements. Readers are not held up by this lock.
-        -- The flows that may release a job yet (`flow_may_release`, but for what goes with this leaf) are one set, which
-        -- the leaf is joined with: a leaf may have millions of rows, and none of them is asked for by itself.
+        -- The flows that may release a job yet (`flow_may_release`, but for what goes with this leaf), or read results
+        -- (`flow_may_read`), are one set, which the leaf is joined with: a leaf may have millions of rows, and none of
+        -- them is asked for by itself. The set costs what lives, however much history there is.
         EXECUTE format('LOCK TABLE pgqueue.%I IN SHARE ROW EXCLUSIVE MODE', 'job_' || r.kind || '_' || next_bin);
         EXECUTE format($keep$
             INSERT INTO pgqueue.flow_kept (node, id, state, result, reason)
             SELECT abs(j.node), j.id, j.state, j.result, j.reason FROM pgqueue.%1$I j
             WHERE j.bin = %2$s AND j.node IS NOT NULL AND abs(j.node) >> 20 IN (
                 SELECT -b.node >> 20 FROM pgqueue.job_blocked b WHERE b.node < 0
-                UNION SELECT -d.node >> 20 FROM pgqueue.job_dead d WHERE d.node < 0 AND d.bin <> %3$s)
+                UNION SELECT -d.node >> 20 FROM pgqueue.job_dead d WHERE d.node < 0 AND d.bin <> %3$s
+                UNION SELECT living.flow FROM (
+                    SELECT a.node >> 20 AS flow FROM pgqueue.job_available a WHERE a.node > 0
+                    UNION SELECT s.node >> 20 FROM pgqueue.job_scheduled s WHERE s.node > 0
+                    UNION SELECT r.node >> 20 FROM pgqueue.job_running r WHERE r.node > 0
+                    UNION SELECT b.node >> 20 FROM pgqueue.job_blocked b WHERE b.node > 0) AS living
+                WHERE (SELECT true FROM pgqueue.node n WHERE n.id >> 20 = living.flow AND n.name IS NOT NULL LIMIT 1))
             ON CONFLICT DO NOTHING $keep$, 'job_' || r.kind, next_bin, CASE r.kind WHEN 'dead' THEN next_bin ELSE -1 END);
     END IF;
     EXECUTE format('TRUNCATE pgqueue.%I', CASE WHEN r.kind = 'attempt' THEN 'attempt_'
@@ -767,7 +774,8 @@ COMMENT ON TABLE pgqueue.node IS 'Nodes of flows: sets of jobs, and which nodes 
 -- A handler reads the results of a node by its name. An index takes no long text: names of 200 letters and more are compared.
 CREATE INDEX node_name ON pgqueue.node ((id >> 20), (left(name, 200)) COLLATE "C") WHERE name IS NOT NULL;
 
--- What became of jobs whose rows history has forgotten while another job of their flow waits, or may wait again.
+-- What became of jobs whose rows history has forgotten while another job of their flow waits, may wait again, or may read
+-- their results.
 CREATE TABLE pgqueue.flow_kept (
     node   bigint NOT NULL,
     id     bigint NOT NULL,
@@ -776,7 +784,7 @@ CREATE TABLE pgqueue.flow_kept (
     reason text,
     PRIMARY KEY (node, id)
 );
-COMMENT ON TABLE pgqueue.flow_kept IS 'How jobs of flows ended that history has forgotten, as long as a job of the flow waits or may wait again.';
+COMMENT ON TABLE pgqueue.flow_kept IS 'How jobs of flows ended that history has forgotten, as long as a job of the flow waits, may wait again, or may read results.';
 
 -- Whether a job of this flow waits for its release, or has ended while it waited: a retry lets that one wait again.
 CREATE FUNCTION pgqueue.flow_may_release(flow bigint) RETURNS boolean LANGUAGE plpgsql STABLE
@@ -790,6 +798,24 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION pgqueue.flow_may_release IS
     'Whether a job of this flow waits for another one, or would wait again after a retry.';
+
+-- Whether a handler of this flow may read the results of a node, by its name: a node has one, and a job of the flow lives.
+-- Without a name nothing reads results but a release. So a flow whose jobs add jobs for ever keeps no more than others do.
+CREATE FUNCTION pgqueue.flow_may_read(flow bigint) RETURNS boolean LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on
+SET enable_indexonlyscan = on SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    first bigint := flow << 20 | 1;
+    last bigint := flow << 20 | 1048575;
+BEGIN
+    RETURN EXISTS (SELECT FROM pgqueue.node n WHERE n.id >> 20 = flow_may_read.flow AND n.name IS NOT NULL) AND (
+        EXISTS (SELECT FROM pgqueue.job_running j WHERE j.node BETWEEN first AND last)
+        OR EXISTS (SELECT FROM pgqueue.job_available j WHERE j.node BETWEEN first AND last)
+        OR EXISTS (SELECT FROM pgqueue.job_scheduled j WHERE j.node BETWEEN first AND last)
+        OR EXISTS (SELECT FROM pgqueue.job_blocked j WHERE j.node BETWEEN first AND last));
+END $$;
+COMMENT ON FUNCTION pgqueue.flow_may_read IS
+    'Whether a node of this flow has a name, and a job of it lives, which may read the results of that node.';
 
 -- The results of these nodes, each as an argument of a job: that of its first job that completed. Null if none has.
 --
@@ -3030,9 +3056,9 @@ END $$;
 COMMENT ON FUNCTION pgqueue.flow_states IS
     'In which states that decide its own a flow has jobs, for people.';
 
--- Those of these jobs that have ended and that their flow needs, because what they were is judged at a release:
+-- Those of these jobs that have ended and that their flow needs, because what they were is judged at a release, or read:
 --
--- 1. a job of the flow waits;
+-- 1. a job of the flow waits, or may read results (`flow_may_read`);
 -- 2. or a job of a later node has ended while it waited, and is none of these jobs: a retry lets it wait again. Without
 --    these jobs it would start although one of them failed, or without their results.
 --
@@ -3052,6 +3078,7 @@ BEGIN
         SELECT f.flow, coalesce(
             (SELECT 9223372036854775807 FROM pgqueue.job_blocked w
              WHERE w.node BETWEEN -(f.flow << 20 | 1048575) AND -(f.flow << 20) LIMIT 1),
+            CASE WHEN pgqueue.flow_may_read(f.flow) THEN 9223372036854775807 END,
             (SELECT -w.node FROM pgqueue.job_dead w
              WHERE w.node BETWEEN -(f.flow << 20 | 1048575) AND -(f.flow << 20) AND w.id <> ALL (needed_by_flows.ids)
              ORDER BY w.node LIMIT 1)) AS last

@@ -135,15 +135,15 @@ FROM pgqueue.forget_rows('pgqueue.flow', ARRAY(SELECT ctid FROM gone WHERE (SELE
 
 -- name: pruner_flow_kept
 -- Go on through the flows of which something is kept, after `after`, n of them at most. Forget what is kept of those in which no job waits,
--- and none can wait again: `most` rows at most. Answers the last flow looked at (NULL: there are no more), and what `forget_rows` does.
--- Jumps from flow to flow.
+-- none can wait again, and none may read results: `most` rows at most. Answers the last flow looked at (NULL: there are no more), and
+-- what `forget_rows` does. Jumps from flow to flow.
 WITH RECURSIVE kept (flow, place) AS (
     (SELECT k.node >> 20, 1 FROM pgqueue.flow_kept k WHERE k.node > (%(after)s::bigint << 20) + 1048575 ORDER BY k.node LIMIT 1)
     UNION ALL
     SELECT (SELECT k.node >> 20 FROM pgqueue.flow_kept k WHERE k.node > (kept.flow << 20) + 1048575 ORDER BY k.node LIMIT 1), kept.place + 1
     FROM kept WHERE kept.flow IS NOT NULL AND kept.place < %(n)s::integer
 ), over AS MATERIALIZED (
-    SELECT flow FROM kept WHERE flow IS NOT NULL AND NOT pgqueue.flow_may_release(flow)
+    SELECT flow FROM kept WHERE flow IS NOT NULL AND NOT pgqueue.flow_may_release(flow) AND NOT pgqueue.flow_may_read(flow)
 )
 SELECT (SELECT flow FROM kept WHERE place = %(n)s::integer), f.*
 FROM pgqueue.forget_rows('pgqueue.flow_kept', ARRAY(

@@ -194,3 +194,40 @@ async def test_flows_are_forgotten_some_nodes_at_a_time_and_as_fast_as_they_end(
     assert left == [(15, 5), (12, 3), (7, 3), (4, 1), (4, 1), (4, 1)]
     assert more == [pruner.MORE_SECONDS, pruner.MORE_SECONDS, pruner.MORE_SECONDS, None, None, None]
     assert eyes.all("SELECT DISTINCT id >> 20 FROM pgqueue.node") == [(3,)]
+
+
+MOVED = "WITH gone AS (DELETE FROM pgqueue.job WHERE node & 1048575 = 3 RETURNING id, task, args, node) "
+LIVES = {
+    "available": "(state, {0}) SELECT 'available', {0} FROM gone",
+    "scheduled": "(state, run_at, {0}) SELECT 'scheduled', now() + interval '1 h', {0} FROM gone",
+    "running": "(state, worker_id, claim, started_at, {0}) SELECT 'running', 1, 1, now(), {0} FROM gone",
+    "blocked": "(state, limit_key, key, {0}) SELECT 'blocked', 'k', 'limit:k', {0} FROM gone",
+}
+PAGE = "SELECT result FROM pgqueue.node_page(%s, 0, 1000, 1000000)"
+
+
+@pytest.mark.promise("F382")
+@pytest.mark.parametrize("state", LIVES)
+async def test_results_outlive_history_until_the_last_job_that_may_read_them_has_ended(
+    state: str, eyes: Eyes, desk: Desk
+) -> None:
+    """The reader has been released, and waits for a worker, or is at work for days. The naive keeper asks for jobs that
+    wait for their release: the handler reads nothing, and says nothing."""
+    flows = [put(eyes.conn, Made(jobs=[{}] * 3, name=name), Made(), Made(after_end=[0, 1])) for name in ("parts", None)]
+    for (node, parts), (_, [failed]), _ in flows:
+        end(eyes, *parts, result="7")
+        end(eyes, failed, state="failed")
+        await desk.look(node, node + 1)
+    (node, parts), (_, [failed]), (_, [reader]) = flows[0]
+    eyes.do(MOVED + "INSERT INTO pgqueue.job " + LIVES[state].format("id, task, args, node"))
+    assert eyes.states() == {"completed": 6, "failed": 2, state: 2}
+    assert [answer.did for answer in pgqueue.discard(eyes.conn, parts[0], failed)] == ["needed"] * 2
+    turn(eyes, "done", 8)
+    turn(eyes, "dead", 16)
+    await Pruner(desk.session).kept_of_flows()
+    assert eyes.states() == {state: 2}
+    assert eyes.all(PAGE, node) == [("7",)] * 3
+    assert eyes.all("SELECT id FROM pgqueue.flow_kept ORDER BY id") == [(id,) for id in sorted([*parts, failed])]
+    end(eyes, reader)
+    await Pruner(desk.session).kept_of_flows()
+    assert eyes.one("SELECT count(*) FROM pgqueue.flow_kept") == 0
