@@ -368,7 +368,10 @@ class Job:
 
     def _node_name(self, node: str) -> str:
         if self.node is None:
-            raise InvalidOption(f"job {self.id} ({self.task}) is of no flow, so there is no node to read results of")
+            raise InvalidOption(
+                f"job {self.id} ({self.task}) is of no flow, so there is no node to read results of; a completed "
+                "job that is run again is a new job of no flow: enqueue the flow anew"
+            )
         if not isinstance(node, str):
             raise InvalidOption(f"results {node!r:.80}: give the name of a node, as flow.add(…, name=…) says it")
         return node

@@ -259,3 +259,19 @@ async def test_there_are_pauses_between_and_an_end(monkeypatch: pytest.MonkeyPat
     with pytest.raises(OperationalError):
         await page(away)
     assert away.asked < 10
+
+
+@pytest.mark.promise("F325")
+def test_a_reader_that_is_run_again_says_that_it_is_of_no_flow(conn: Conn) -> None:
+    """A failed job is retried in its flow; a completed one is a new job."""
+    handle = enqueued(conn, total.new())
+    drain(conn)
+    again = pgqueue.retry(conn, flow=handle.id, again=True, state="completed")
+    new = [pgqueue.get(conn, answer.new) for answer in again if answer.new is not None]
+    assert [(job.state, job.flow) for job in new] == [("available", None)] * 5
+    [reader] = [job.id for job in new if job.task == total.name]
+    drain(conn)
+    attempt = pgqueue.get(conn, reader).attempts[-1]
+    said = "is of no flow, so there is no node to read results of; a completed job that is run again is a new job"
+    assert attempt.error_type == "InvalidOption" and said in (attempt.message or "")
+    assert pgqueue.get(conn, max(handle._ids)).result == WANTED
