@@ -87,7 +87,7 @@ def _asked(node: int, worker: int) -> dict[str, tuple[str, dict[str, Any]]]:
     lane = {"queues": ["bench"], "ranks": [11], "afters": [0], "uptos": [NO_END], "mosts": [100]}
     named: dict[str, tuple[str, dict[str, Any]]] = {
         "look": ("release_look", {"nodes": [node]}),
-        "release": ("release_jobs", {"nodes": [node], "n": 1_000, "passed": "{}", **about}),
+        "release": ("release_jobs", {"nodes": [node], "n": 1_000, "passed": "{}", "bytes": 16 << 20, **about}),
         "sweep of 100": ("release_walk", {"after": "", "n": 100}),
         "list of 20": ("flows_list", {"n": 20, "before": 1 << 43, "most": 10_000}),
         "pruner of 1,000": ("pruner_flows", {"after": node >> 20, "n": 1_000, "most": 50_000}),

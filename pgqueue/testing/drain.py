@@ -48,6 +48,7 @@ from pgqueue.testing.steps import Call, Command, Steps, aplay, play
 from pgqueue.worker.complete.outcome_sql import OutcomeSql
 from pgqueue.worker.concurrency.waiter_cursors import FRONT
 from pgqueue.worker.fetch.fetcher import RANKS
+from pgqueue.worker.flows.releaser import BYTES_MOST
 from pgqueue.worker.leader.scheduler import BATCH, EVER
 
 NODES = 1_000
@@ -269,7 +270,8 @@ def _release(worker_id: int) -> Steps[bool]:
     while after is not None:
         [(nodes, after)] = yield named("release_walk", after=after, n=NODES)
         while nodes:
-            [(count, others, *_)] = yield named("release_jobs", nodes=list(nodes), n=BATCH, passed="{}", **about)
+            asks = {"nodes": list(nodes), "n": BATCH, "passed": "{}", "bytes": BYTES_MOST}
+            [(count, others, *_)] = yield named("release_jobs", **asks, **about)
             went = went or count > 0
             # As many as were asked for: of these nodes there may be more. None: another session has locked them.
             asked = [*others, *(nodes if count == BATCH else [])]

@@ -17,7 +17,9 @@ Why every row that can be moved is moved, and none waits for a refused one:
    Suppose that row is gone by then, or is locked. Then the next one is left alone for nothing, and for its time only.
 3. So a refused row costs few refusals: as many as its batch can be divided, the logarithm of its size. The batches grow
    again when as many rows were moved as were in the refused one: before that they would meet the same row.
-4. If many rows are refused, it is not the rows. After `REFUSED_MOST` the service rests. What it has not reached comes
+4. A walk that the server has cancelled, as at its `statement_timeout`, is like a refusal: fewer rows take less time.
+   If one row alone takes too long, it is left alone like a refused one.
+5. If many rows are refused, it is not the rows. After `REFUSED_MOST` the service rests. What it has not reached comes
    with its next call, which begins behind those that are left alone, or with the rows in another order.
 
 An open transaction of the application may have inserted a row's id, as after a restore. The unique index then makes our
@@ -32,7 +34,8 @@ INSERT wait until that transaction has ended. Why no other row, and no plain job
    right. If it has rolled back, the id is free.
 
 Naive versions: to give up after the first refusal strands what stands behind it. To make the batch smaller, and to
-leave no row alone, ends at the first refused row for ever. To leave the whole batch alone strands its other rows.
+leave no row alone, ends at the first refused row for ever. To leave the whole batch alone strands its other rows. To
+raise when the server has cancelled a walk meets the same batch, as large, for ever.
 """
 
 from __future__ import annotations
@@ -105,7 +108,7 @@ class Mover:
             try:
                 answers = await self._session.run(*moves(n, passed))
             except psycopg.Error as error:
-                if not await self._put_right(error):
+                if isinstance(error, psycopg.errors.QueryCanceled) or not await self._put_right(error):
                     if n == 1:
                         refused += 1
                         self.met_open_id |= meets_open_id(error)

@@ -66,7 +66,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.step_is_recorded(bigint, timestamptz, text), pgqueue.last_batch(bigint, timestamptz),
     pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
     pgqueue.lock_running(bigint, integer, bigint), pgqueue.lock_running_batch(bigint[], integer[], bigint), pgqueue.drop_cursors(bigint, timestamptz, integer), pgqueue.refuse(text),
-    pgqueue.refuse_lost(bigint), pgqueue.refuse_ended(bigint), pgqueue.advance_ring(text, boolean), pgqueue.flow_may_release(bigint), pgqueue.flow_may_read(bigint), pgqueue.node_result(bigint, integer), pgqueue.node_results(bigint[], integer), pgqueue.node_page(bigint, bigint, integer, integer), pgqueue.forget_rows(regclass, tid[]), pgqueue.served(), pgqueue.restore_settings(), pgqueue.text_of(jsonb),
+    pgqueue.refuse_lost(bigint), pgqueue.refuse_ended(bigint), pgqueue.advance_ring(text, boolean), pgqueue.flow_may_release(bigint), pgqueue.flow_may_read(bigint), pgqueue.node_result(bigint, integer), pgqueue.node_results(bigint[], integer), pgqueue.release_results(bigint[], boolean[], integer, bigint), pgqueue.node_page(bigint, bigint, integer, integer), pgqueue.forget_rows(regclass, tid[]), pgqueue.served(), pgqueue.restore_settings(), pgqueue.text_of(jsonb),
     pgqueue.history_bounds(), pgqueue.run_quantile(text, double precision),
     pgqueue.fits(text, boolean, text, text, timestamptz, text[], text, text, timestamptz),
     pgqueue.jobs_after(text[], bigint[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint), pgqueue.bulk_lock(bigint, bigint[]),

@@ -887,6 +887,43 @@ END $$;
 COMMENT ON FUNCTION pgqueue.node_result IS
     'The results of all jobs of a node, for what waits for it; NULL if that is too long.';
 
+-- The results of these nodes, in their order; `many`: of all jobs of the node, as `node_result`, else as `node_results`.
+-- Once they have more than `whole` bytes, no further ones are read, but for some that are read with the last one. One
+-- that is longer than `most` counts that many. More than `most` bytes are read, if there are: that is too much for a job.
+CREATE FUNCTION pgqueue.release_results(nodes bigint[], many_of boolean[], most integer, whole bigint)
+RETURNS TABLE (node bigint, many boolean, value jsonb, bytes integer, ended boolean) LANGUAGE plpgsql STABLE STRICT
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    place integer := 1;
+    upto integer;
+    spent bigint := 0;
+BEGIN
+    WHILE place <= cardinality(nodes) AND spent <= greatest(whole, most) LOOP
+        many := many_of[place];
+        upto := place;
+        IF many THEN
+            node := nodes[place];
+            SELECT r.value, r.bytes, r.ended INTO value, bytes, ended FROM pgqueue.node_result(nodes[place], most) AS r;
+            spent := spent + coalesce(bytes, most);
+            RETURN NEXT;
+        ELSE
+            -- 64 with one look into each index: 128 MB at most.
+            WHILE upto < least(place + 63, cardinality(nodes)) AND NOT many_of[upto + 1] LOOP
+                upto := upto + 1;
+            END LOOP;
+            FOR node, value, bytes, ended IN
+                SELECT r.node, r.value, r.bytes, r.ended FROM pgqueue.node_results(nodes[place:upto], most) AS r
+            LOOP
+                spent := spent + coalesce(bytes, most);
+                RETURN NEXT;
+            END LOOP;
+        END IF;
+        place := upto + 1;
+    END LOOP;
+END $$;
+COMMENT ON FUNCTION pgqueue.release_results IS
+    'The results that a release gives to jobs, as many as it may read.';
+
 -- The results of the jobs of a node that have ended, in the order of their ids, behind the id `after`: a page of `n` jobs
 -- at most. It ends with the job whose result makes it longer than `most` bytes, as text. NULL: a job did not complete.
 CREATE FUNCTION pgqueue.node_page(node bigint, after bigint, n integer, most integer)

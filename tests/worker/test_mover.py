@@ -137,6 +137,24 @@ async def test_rows_that_we_hold_are_divided_until_each_refused_one_is_alone(row
         assert server.sent <= 4 + (len(alone) + bool(unfit) + 1) * (steps + 2)
 
 
+@pytest.mark.promise("F226")
+async def test_a_walk_that_takes_too_long_goes_on_with_fewer_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """The server cancels a statement that moves more than 30 rows, and each one that moves row 70."""
+    server = Server(200, set(), set())
+    take = server.take
+
+    def slowly(rows: Sequence[int]) -> None:
+        if len(rows) > 30 or 70 in rows:
+            raise psycopg.errors.QueryCanceled
+        take(rows)
+
+    server.take = slowly  # type: ignore[method-assign]
+    await walked(server, made(server), LeftAlone(notice(), seconds=inf), 200)
+    assert server.rows == [70]
+    assert server.moved == [row for row in range(200) if row != 70]
+    assert named(caplog) == ["job 70 (t)"]
+
+
 async def test_after_some_refusals_the_parts_are_not_divided_any_more() -> None:
     server = Server(1_000, set(range(1_000)), set())
     alone: list[int] = []

@@ -68,6 +68,9 @@ log = logging.getLogger("pgqueue")
 
 NODES_MOST = 1_000
 JOBS_MOST = 1_000
+BYTES_MOST = 16 << 20
+"""So many bytes of results one statement gives to jobs: that is about a second. A thousand jobs with results of 2 MB
+would take longer than the server lets a statement run."""
 KEYS_MOST = 1_000
 IDLE_SECONDS = 30.0
 WALK_SECONDS = 4.5
@@ -201,7 +204,7 @@ class Releaser:
         def moves(n: int, passed: str) -> Sequence[Statement[Any]]:
             settings = self._state.settings
             about = {"worker_id": self._state.id, "version_tag": settings.version_tag, "notify": settings.notify}
-            return [self._statement("release_jobs", nodes=asked, n=n, passed=passed, **about)]
+            return [self._statement("release_jobs", nodes=asked, n=n, passed=passed, bytes=BYTES_MOST, **about)]
 
         def first(passed: str) -> Statement[list[Row]]:
             found = self._statement("release_first", nodes=asked, passed=passed)

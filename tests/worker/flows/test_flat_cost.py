@@ -71,7 +71,7 @@ def asked(node: int) -> dict[str, tuple[str, dict[str, Any]]]:
     lane = {"queues": ["default"], "ranks": [11], "afters": [0], "uptos": [NO_END], "mosts": [100]}
     named: dict[str, dict[str, Any]] = {
         "release_look": {"nodes": [node]},
-        "release_jobs": {"nodes": [node], "n": 1_000, "passed": "{}", **worker},
+        "release_jobs": {"nodes": [node], "n": 1_000, "passed": "{}", "bytes": 16 << 20, **worker},
         "release_walk": {"after": "", "n": 100},
         "flows_list": {"n": 20, "before": 1 << 43, "most": 10_000},
         "pruner_flows": {"after": 0, "n": 100, "most": 50_000},
@@ -126,7 +126,7 @@ def test_results_of_many_nodes_are_read_together(eyes: Eyes) -> None:
         end(eyes, *ids, state="failed" if at % 100 == 7 else "completed", result=str(at))
     nodes = [node for node, _ in made]
     worker = {"worker_id": 1, "version_tag": "", "notify": False}
-    ask = {"nodes": nodes, "n": 1_000, "passed": "{}", **worker}
+    ask = {"nodes": nodes, "n": 1_000, "passed": "{}", "bytes": 16 << 20, **worker}
     touched = pages(eyes.conn, text("release_jobs", "pgqueue"), ask)
     assert touched < 20 * n, touched
     eyes.conn.execute(text("release_jobs", "pgqueue").encode(), ask)

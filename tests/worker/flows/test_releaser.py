@@ -13,6 +13,7 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue.client.tasks import task
+from pgqueue.database.statements import text
 from pgqueue.worker.flows import releaser
 
 LEAVES = "WITH gone AS (DELETE FROM pgqueue.job WHERE id = %s RETURNING id, task, node) "
@@ -29,6 +30,16 @@ CREATE FUNCTION stop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     RETURN NEW;
 END $$;
 CREATE TRIGGER stop BEFORE INSERT ON pgqueue.job_blocked FOR EACH ROW EXECUTE FUNCTION stop();
+"""
+SLOW = """
+ALTER FUNCTION pgqueue.release_results RENAME TO all_results;
+CREATE FUNCTION pgqueue.release_results(nodes bigint[], many_of boolean[], most integer, whole bigint)
+RETURNS TABLE (node bigint, many boolean, value jsonb, bytes integer, ended boolean) LANGUAGE plpgsql AS $$ BEGIN
+    IF (SELECT abs(b.node) - 1 FROM pgqueue.job_blocked b WHERE b.task = 'slow') = ANY (nodes) THEN
+        PERFORM pg_cancel_backend(pg_backend_pid()), pg_sleep(30);
+    END IF;
+    RETURN QUERY SELECT * FROM pgqueue.all_results(nodes, many_of, most, whole);
+END $$;
 """
 STOPPED = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted)"
 TOO_LARGE = "with the results that it waited for its arguments have more than 2097152 bytes"
@@ -433,3 +444,95 @@ async def test_ten_thousand_nodes_before_one_cost_bounded_seconds(eyes: Eyes, de
         await desk.look(*[node for node, _ in part])
         assert (eyes.state(waiting) == "available") is (at == 500)
     assert asyncio.get_running_loop().time() - began < 20.0
+
+
+@pytest.mark.promise("F226")
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_release_gives_so_many_bytes_at_once_and_goes_on_at_once(
+    many: bool, eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven jobs get results of 400 bytes each, another one gets none. The first statement releases those that have
+    1,000 bytes together, and the one whose turn it was when they had; the other one goes with the first."""
+    monkeypatch.setattr(releaser, "BYTES_MOST", 1_000)
+    sizes = released(desk, monkeypatch)
+    made = put(
+        eyes.conn,
+        *[Made() for _ in range(7)],
+        *[Made(after=[at], results={"got": (at, many)}) for at in range(7)],
+        Made(after=[6]),
+    )
+    heads, waiting = [ids[0] for _, ids in made[:7]], [ids[0] for _, ids in made[7:]]
+    end(eyes, *heads, result=f'"{380 * "x"}"')
+    await desk.look(*[node for node, _ in made[:7]])
+    assert {eyes.state(id) for id in waiting} == {"available"}
+    got = eyes.all("SELECT DISTINCT length(args::text) FROM pgqueue.job_available WHERE id = ANY (%s)", waiting)
+    assert len(got) == 2
+    assert sizes == [4, 3, 1]
+
+
+@pytest.mark.promise("F226")
+async def test_a_job_whose_result_has_more_bytes_than_one_release_gives_is_released(
+    eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releaser, "BYTES_MOST", 10)
+    sizes = released(desk, monkeypatch)
+    [(node, [first]), (_, waiting)] = put(
+        eyes.conn, Made(), Made(after=[0], results={"got": (0, False)}, jobs=[{}] * 3)
+    )
+    end(eyes, first, result=f'"{100 * "x"}"')
+    await desk.look(node)
+    assert {eyes.state(id) for id in waiting} == {"available"}
+    assert sizes == [1, 1, 1]
+
+
+@pytest.mark.promise("F226")
+async def test_results_that_are_too_many_bytes_for_a_job_are_not_all_read(eyes: Eyes, desk: Desk) -> None:
+    """The first job waits for 200 results of 1 MB: it fails, and does not keep the one behind it."""
+    made = put(
+        eyes.conn,
+        *[Made() for _ in range(200)],
+        Made(after=range(200), results={f"p{at}": (at, False) for at in range(200)}),
+        Made(after=[199], results={"got": (199, False)}),
+    )
+    end(eyes, *[ids[0] for _, ids in made[:200]], result=f'"{1_000_000 * "x"}"')
+    [_, (_, [fails]), (_, [goes])] = made[199:]
+    nodes = [node for node, _ in made[:200]]
+    read = eyes.one("SELECT count(*) FROM pgqueue.release_results(%s, %s, 2097152, 1000)", nodes, [False] * 200)
+    assert read == 64
+    await desk.look(*nodes)
+    assert (eyes.state(fails), eyes.state(goes)) == ("failed", "available")
+
+
+@pytest.mark.promise("F226")
+async def test_a_job_whose_release_takes_too_long_keeps_no_other_flow(
+    eyes: Eyes, desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server cancels each release of one job, with the error of `statement_timeout`. The naive mover raises it."""
+    got: dict[str, Any] = {"results": {"got": (0, False)}}
+    flows = [put(eyes.conn, Made(), Made("slow" if each == 1 else "quick", after=[0], **got)) for each in range(4)]
+    waiting = [ids[0] for _, (_, ids) in flows]
+    end(eyes, *[ids[0] for (_, ids), _ in flows], result="7")
+    eyes.do(SLOW)
+    await desk.look(*[node for (node, _), _ in flows])
+    assert [eyes.state(id) for id in waiting] == ["available", "blocked", "available", "available"]
+    assert f"job {waiting[1]} (slow) cannot be released" in caplog.text
+
+
+@pytest.mark.promise("F226")
+def test_a_release_puts_no_large_values_together_as_the_slow_aggregate_does() -> None:
+    assert "jsonb_object_agg(" not in text("release_jobs", "pgqueue")
+
+
+def released(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many jobs each release has moved, as they come."""
+    sizes: list[int] = []
+    run = desk.session.run
+
+    async def noted(*statements: Any, **more: Any) -> list[Any]:
+        answers = await run(*statements, **more)
+        if "bytes" in statements[0].params:
+            sizes.append(answers[0][0][0])
+        return answers
+
+    monkeypatch.setattr(desk.session, "run", noted)
+    return sizes
