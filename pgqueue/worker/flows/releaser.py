@@ -29,7 +29,8 @@ A dead end goes down the graph in one statement. A node that is cancelled takes 
 completion, and for nothing else. Why none of them is judged too early:
 
 1. All jobs of the node before that live in the snapshot are locked by this statement, and deleted by it. So that node
-   has ended with its commit.
+   has ended with its commit. No row of a job is ever updated in place: its table refuses that. So a row that is locked
+   is the one that the snapshot has, and the DELETE finds it.
 2. A job is added to a node only by one of its jobs that runs. If a job of the node before lives that was released,
    nothing below that node is touched.
 3. Nor is it if one of the jobs is locked elsewhere, or is one too many: the next look or the sweep comes to it. The

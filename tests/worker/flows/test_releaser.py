@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from workers import Eyes, until, work
 
 import pgqueue
 from pgqueue.client.tasks import task
+from pgqueue.database import statements
 from pgqueue.database.statements import text
 from pgqueue.worker.flows import releaser
 
@@ -444,6 +446,21 @@ async def test_ten_thousand_nodes_before_one_cost_bounded_seconds(eyes: Eyes, de
         await desk.look(*[node for node, _ in part])
         assert (eyes.state(waiting) == "available") is (at == 500)
     assert asyncio.get_running_loop().time() - began < 20.0
+
+
+@pytest.mark.promise("F227")
+def test_no_row_of_a_job_is_updated_in_place(eyes: Eyes) -> None:
+    """A release counts the rows that it has locked. One that was updated meanwhile would be locked in its new version,
+    which the DELETE of the same snapshot does not find: then jobs would be cancelled below a job that lives."""
+    tables = [name for (name,) in eyes.all("SELECT relid::regclass::text FROM pg_partition_tree('pgqueue.job')")]
+    assert "pgqueue.job_blocked" in tables
+    parts = "|".join(re.escape(name.removeprefix("pgqueue.")) for name in tables)
+    in_place = re.compile(rf"UPDATE\s+(ONLY\s+)?pgqueue\.({parts})\b|INTO\s+pgqueue\.({parts})\b[^;]*?\bDO\s+UPDATE")
+    files = sorted(statements.sql_directory().rglob("*.sql"))
+    assert [(file.name, found[0]) for file in files for found in in_place.finditer(file.read_text("utf-8"))] == []
+    assert in_place.search("UPDATE pgqueue.job_blocked SET key = NULL")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="never updated"):
+        eyes.do("UPDATE pgqueue.job_blocked SET priority = 2")
 
 
 @pytest.mark.promise("F226")
