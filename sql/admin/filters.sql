@@ -17,5 +17,5 @@ WITH b AS MATERIALIZED (
 SELECT coalesce(json_agg(DISTINCT w.id ORDER BY w.id) FILTER (WHERE {{bulk_fits}}), '[]')::text, NULL::bigint
 FROM b CROSS JOIN LATERAL (
     SELECT j.id, j.state, j.queue, j.task, j.finished_at, {{awaits_attempt}} AS retrying
-    FROM pgqueue.flow_rows(%(flow)s::bigint, NULL, NULL) AS j
+    FROM pgqueue.flow_rows(%(flow)s::bigint, NULL, NULL, NULL) AS j
 ) AS w;

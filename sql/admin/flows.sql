@@ -12,7 +12,7 @@ FROM (
     CROSS JOIN LATERAL (
         WITH found AS MATERIALIZED (
             SELECT j.state, count(*) AS n, max(j.finished_at) AS finished_at
-            FROM pgqueue.flow_rows(f.id, NULL, %(most)s::integer) AS j GROUP BY j.state
+            FROM pgqueue.flow_rows(f.id, NULL, NULL, %(most)s::integer) AS j GROUP BY j.state
         ), total AS MATERIALIZED (
             SELECT sum(found.n) AS n FROM found
         )
@@ -33,7 +33,7 @@ FROM (
 WITH counted AS MATERIALIZED (
     SELECT abs(j.node) AS node, j.state, count(*) AS n, count(*) FILTER (WHERE j.node < 0 AND j.state = 'blocked') AS waiting,
         min(j.task) AS task, max(j.finished_at) AS finished_at
-    FROM pgqueue.flow_rows(%(flow)s::bigint, NULL, NULL) AS j GROUP BY 1, 2
+    FROM pgqueue.flow_rows(%(flow)s::bigint, NULL, NULL, NULL) AS j GROUP BY 1, 2
 ), known AS MATERIALIZED (
     SELECT n.* FROM pgqueue.node n WHERE n.id BETWEEN %(flow)s::bigint << 20 AND (%(flow)s::bigint << 20 | 1048575)
 ), numbered AS MATERIALIZED (

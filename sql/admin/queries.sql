@@ -69,9 +69,10 @@ FROM (
 
 -- name: queries_flow
 -- As `queries_find`, among the jobs of a flow, below the id `after` if there is one. Of a flow with more than `most` jobs it looks at those
--- of the last nodes.
+-- of the last nodes, or with `node` at those of that node only.
 WITH walked AS MATERIALIZED (
-    SELECT * FROM pgqueue.flow_rows(%(flow)s::bigint, %(after)s::bigint, %(most)s::integer) ORDER BY id DESC LIMIT %(most)s::integer
+    SELECT * FROM pgqueue.flow_rows(%(flow)s::bigint, %(node)s::bigint, %(after)s::bigint, %(most)s::integer)
+    ORDER BY id DESC LIMIT %(most)s::integer
 ), looked AS MATERIALIZED (
     {{looked_at}} FROM walked
 ), found AS MATERIALIZED (

@@ -3053,18 +3053,36 @@ BEGIN
     CROSS JOIN LATERAL (SELECT j.* FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
 END $$;
 
--- The jobs of a flow: at most `most` of those with an id below `before`, those of the last nodes first; NULL: all.
-CREATE FUNCTION pgqueue.flow_rows(flow bigint, before bigint, most integer) RETURNS SETOF pgqueue.job LANGUAGE plpgsql STABLE ROWS 1000
+-- The jobs of a flow: at most `most` of those with an id below `before`, those of the last nodes first; NULL: all. With the
+-- `number` of a node only its own: of each table and sign those with the highest ids.
+CREATE FUNCTION pgqueue.flow_rows(flow bigint, number bigint, before bigint, most integer)
+RETURNS SETOF pgqueue.job LANGUAGE plpgsql STABLE ROWS 1000
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
 SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    below bigint := coalesce(before, 9223372036854775807);
+    signed bigint;
 BEGIN
+    IF number IS NOT NULL THEN
+        FOREACH signed IN ARRAY ARRAY[flow_rows.flow << 20 | number, -(flow_rows.flow << 20 | number)] LOOP
+            -- Each in the order of its index, which puts NULL where no other one of that table does.
+            RETURN QUERY
+            (SELECT j.* FROM pgqueue.job_available j WHERE j.node = signed AND j.id < below ORDER BY j.id DESC NULLS LAST LIMIT most)
+            UNION ALL (SELECT j.* FROM pgqueue.job_scheduled j WHERE j.node = signed AND j.id < below ORDER BY j.id DESC NULLS LAST LIMIT most)
+            UNION ALL (SELECT j.* FROM pgqueue.job_blocked j WHERE j.node = signed AND j.id < below ORDER BY j.id DESC NULLS LAST LIMIT most)
+            UNION ALL (SELECT j.* FROM pgqueue.job_running j WHERE j.node = signed AND j.id < below ORDER BY j.id DESC NULLS LAST LIMIT most)
+            UNION ALL (SELECT j.* FROM pgqueue.job_done j WHERE j.node = signed AND j.id < below ORDER BY j.id DESC LIMIT most)
+            UNION ALL (SELECT j.* FROM pgqueue.job_dead j WHERE j.node = signed AND j.id < below ORDER BY j.id DESC LIMIT most);
+        END LOOP;
+        RETURN;
+    END IF;
     RETURN QUERY
     (SELECT j.* FROM pgqueue.job j
-     WHERE j.node BETWEEN flow_rows.flow << 20 AND (flow_rows.flow << 20 | 1048575) AND j.id < coalesce(before, 9223372036854775807)
+     WHERE j.node BETWEEN flow_rows.flow << 20 AND (flow_rows.flow << 20 | 1048575) AND j.id < below
      ORDER BY j.node DESC, j.id DESC LIMIT most)
     UNION ALL
     (SELECT j.* FROM pgqueue.job j
-     WHERE j.node BETWEEN -(flow_rows.flow << 20 | 1048575) AND -(flow_rows.flow << 20) AND j.id < coalesce(before, 9223372036854775807)
+     WHERE j.node BETWEEN -(flow_rows.flow << 20 | 1048575) AND -(flow_rows.flow << 20) AND j.id < below
      ORDER BY j.node, j.id LIMIT most);
 END $$;
 COMMENT ON FUNCTION pgqueue.flow_rows IS

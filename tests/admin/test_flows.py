@@ -94,6 +94,28 @@ def test_a_list_of_a_node_has_its_jobs_and_no_other(conn: Conn) -> None:
             pgqueue.find(conn, **wrong)
 
 
+@pytest.mark.promise("F228")
+def test_a_list_of_a_node_misses_no_job_however_large_the_flow_is(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The naive list looks at the last jobs of the flow, and then for the node: it finds none of the first node."""
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 3)
+    handle = enqueued(conn)
+    node = handle.id << 20 | 1
+    for n in (6, 7, 8, 9):  # as a job of the first node adds jobs to it: their ids are the highest
+        conn.execute("INSERT INTO pgqueue.job (task, args, node) VALUES ('step', %s, %s)", [json.dumps({"n": n}), node])
+    end(conn, min(handle._ids))
+    assert numbers(pgqueue.find(conn, flow=handle.id, node=1)) == [9, 8, 7]
+    assert numbers(pgqueue.find(conn, flow=handle.id, node=1, state="completed")) == []
+    found, after = [], None
+    while True:
+        page = queries.search(conn, flow=handle.id, node=1, after=after)
+        found += numbers(list(page.jobs))
+        after = page.after
+        if after is None:
+            break
+    assert found == [9, 8, 7, 6, 1]
+    assert numbers(pgqueue.find(conn, flow=handle.id, node=2)) == [4, 3, 2]
+
+
 @pytest.mark.parametrize("flow", [0, -1, "7", 7.0, True, 1 << 43])
 def test_what_is_no_flow_is_refused(conn: Conn, flow: Any) -> None:
     for ask in (pgqueue.find, pgqueue.cancel, pgqueue.retry, pgqueue.discard):
