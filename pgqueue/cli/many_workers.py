@@ -11,7 +11,7 @@ Called by `pgqueue work` with several databases. What it promises beside `worker
 4. A worker that fails for good is stopped. The others go on, and the exit code at the end is that of the first failure.
    If all have ended, so does the process.
 5. A signal stops all workers at once, with one grace. Jobs that still run then are given back by one last message for
-   each database, and the process ends after the last of these.
+   each database, and the process ends with these (`last_messages`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from pgqueue import logs as line_format
 from pgqueue.cli import logs
 from pgqueue.cli.database import connected
 from pgqueue.cli.exit_codes import DEADLINE, DONE, USAGE, code_of, line_of
-from pgqueue.cli.process_end import FLUSH_SECONDS, ORDERLY_SECONDS, TELEMETRY_SECONDS, ProcessEnd, flush
+from pgqueue.cli.last_messages import LastMessages, those_that_come
+from pgqueue.cli.process_end import ORDERLY_SECONDS, TELEMETRY_SECONDS, ProcessEnd, flush
 from pgqueue.cli.worker_process import START, Signals, banner, begin, facts_of, loop_of
 from pgqueue.client.tasks import Task
 from pgqueue.config import config, safe
@@ -252,18 +253,20 @@ class _Life:
         grace = self._grace if self._signals.grace is None else self._signals.grace
         by = self._signals.name or "a worker must be replaced"
         log.info("%s: no more jobs are taken; those that run have %g s. Again to leave at once", by, grace)
-        stops = [
-            asyncio.Task(self._stop_one(own, grace), loop=asyncio.get_running_loop(), context=own.context.copy())
+        loop = asyncio.get_running_loop()
+        stops = {
+            own.database.name: asyncio.Task(self._stop_one(own, grace), loop=loop, context=own.context.copy())
             for own in self._owns
-        ]
-        messages = [last for last in await asyncio.gather(*stops) if last is not None]
+        }
+        messages = await those_that_come(stops)
         if messages:
-            left = sum(last.left for last in messages)
+            left = sum(last.left for last in messages.values())
             jobs, are = plural(left, "job was", "jobs were"), "is" if left == 1 else "are"
             log.error("%s still running after %g s and %s given back as this process ends", jobs, grace, are)
-            flush(min(await asyncio.gather(*[last.prepare() for last in messages])))
-            if not all(await asyncio.gather(*[last.send() for last in messages])):
-                flush(FLUSH_SECONDS, telemetry=False)
+            for own in self._owns:
+                if not stops[own.database.name].done():
+                    own.context.copy().run(log.warning, "it has not stopped in time, and ends with this process")
+            await LastMessages(messages, {own.database.name: own.context for own in self._owns}).send()
             self._end.at_once(DEADLINE)
         log.info("stopped in order")
 

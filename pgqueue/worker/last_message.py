@@ -64,6 +64,7 @@ class LastMessage:
         self._services = services
         self._end_lifespan = end_lifespan
         self._cancel = cancel
+        self._given_back: Sequence[Ended] = ()
 
     async def prepare(self) -> float:
         """End the lifespan, write what has ended meanwhile, and the history; the services end. Answers how many seconds
@@ -86,27 +87,30 @@ class LastMessage:
 
     async def send(self) -> bool:
         """Send it; whether it went through. The caller ends the process as soon as this returns."""
-        services = self._services
-        services.handler_pool.closed = True
-        sessions = services.handler_pool.identities()
         try:
             async with asyncio.timeout(SEND_SECONDS):
-                await self._send(sessions, self._ends())
+                await self.settle()
+                kill_children()
+                await self.commit()
         except Exception as error:  # whatever it is, the process ends now
             log.warning("could not sign off: %s; rescue gives back what ran when the lease is over", one_line(error))
             return False
         return True
 
-    def _ends(self) -> list[Ended]:
-        """What was stopped, and what still runs."""
-        return [*self._services.completer.left_out(), *((job, STUCK) for job in self._services.running.jobs())]
-
-    async def _send(self, sessions: Sequence[Identity], ends: Sequence[Ended]) -> None:
+    async def settle(self) -> None:
+        """End the handlers' sessions, and open the connection: what `commit` sends then waits for neither."""
         services, session = self._services, self._services.fetch_session
+        services.handler_pool.closed = True
+        sessions: Sequence[Identity] = services.handler_pool.identities()
+        self._given_back = self._ends()
         await services.reconciler.reconcile()  # a claim whose answer was lost: its jobs have not started
         if sessions:
             await session.run(*[ending(session.link, each) for each in sessions])
-        kill_children()
+        await session.ready()
+
+    async def commit(self) -> None:
+        """Give back what still ran when it was settled. The children of multiprocessing have been killed by now."""
+        services, session, ends = self._services, self._services.fetch_session, self._given_back
         services.heartbeat.abandon()
         worker_id = services.state.id
         given_back = [ended for ended, _ in services.outcome_sql.many(ends, worker_id)]
@@ -119,3 +123,7 @@ class LastMessage:
         except psycopg.Error:  # a trigger of the application refuses one of them, perhaps
             await session.run(abandon)
             raise
+
+    def _ends(self) -> list[Ended]:
+        """What was stopped, and what still runs."""
+        return [*self._services.completer.left_out(), *((job, STUCK) for job in self._services.running.jobs())]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from time import time
 from typing import Any
 
 import psycopg
@@ -307,3 +310,91 @@ def test_quiet_lets_all_finish_and_ends_the_process(dsn: str, other_dsn: str, ey
         (app / "a").touch()
         assert worker.ends() == 0
     assert eyes.one("SELECT state FROM pgqueue.job") == "completed"
+
+
+HOLDS = """
+import pathlib, time
+import pgqueue
+
+@pgqueue.task(name="holds")
+def holds(path: str) -> None:
+    pathlib.Path(f"{path}.begun").touch()
+    with pathlib.Path(path).open("a") as beats:
+        while True:
+            try:
+                while True:
+                    print(time.time(), file=beats, flush=True)
+                    time.sleep(0.02)
+            except BaseException:
+                pass
+
+@pgqueue.task(name="naps")
+def naps(seconds: float) -> None:
+    time.sleep(seconds)
+"""
+
+
+@pytest.fixture
+def holding(tmp_path: Path) -> Path:
+    (tmp_path / "holding.py").write_text(HOLDS)
+    return tmp_path
+
+
+@pytest.mark.second
+@pytest.mark.promise("F403")
+def test_no_job_runs_on_here_while_another_database_is_slow(
+    dsn: str, other_dsn: str, eyes: Eyes, other_eyes: Eyes, holding: Path
+) -> None:
+    with working("holding", "--grace", "0s", *both(dsn, other_dsn), dsn=None, cwd=holding) as worker:
+        ready(worker, "a", "b")
+        for name, address in (("a", dsn), ("b", other_dsn)):
+            enqueue(address, "holds", path=str(holding / name))
+        wait_until(lambda: all((holding / f"{name}.begun").exists() for name in "ab"))
+        with psycopg.connect(other_dsn) as locking:
+            locking.execute("LOCK TABLE pgqueue.worker IN ACCESS EXCLUSIVE MODE")
+            worker.signal(signal.SIGTERM)
+            wait_until(lambda: eyes.one("SELECT state FROM pgqueue.job") == "available")
+            given_back = time()
+            assert worker.ends() == 5
+            assert other_eyes.one("SELECT state FROM pgqueue.job") == "running"
+        last = float((holding / "a").read_text().splitlines()[-1])
+        assert last - given_back < 1.0  # a quarter of a second, and what a busy machine adds
+        worker.says("could not sign off in b")
+
+
+@pytest.mark.second
+@pytest.mark.promise("F403")
+def test_a_database_that_is_frozen_keeps_no_last_message_of_another(
+    dsn: str, eyes: Eyes, holding: Path, own_server: Server
+) -> None:
+    frozen = own_server.dsn("postgres")
+    library.migrate(frozen, number=1)
+    with working("holding", "--grace", "1s", *both(dsn, frozen), dsn=None, cwd=holding) as worker:
+        ready(worker, "a", "b")
+        enqueue(dsn, "holds", path=str(holding / "a"))
+        enqueue(frozen, "naps", seconds=1)
+        wait_until((holding / "a.begun").exists)
+        with psycopg.connect(frozen) as conn:
+            wait_until(lambda: conn.execute("SELECT state FROM pgqueue.job").fetchone() == ("running",))
+        with stopped(own_server):
+            worker.signal(signal.SIGTERM)
+            begun = time()
+            assert worker.ends() == 5
+            assert time() - begun < 15.0  # else it is ended at 20.5
+            assert eyes.one("SELECT ARRAY[state, attempt::text] FROM pgqueue.job") == ["available", "0"]
+
+
+@contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    """All processes of this server stand."""
+    assert server.cluster is not None
+    [first, *_] = (server.cluster.data / "postmaster.pid").read_text().split()
+    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+    pids = [int(first), *map(int, children)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
