@@ -7,9 +7,10 @@ Called by `pgqueue work` with several databases. What it promises beside `worker
 2. All databases are looked at together, each in a thread of its own, before the first worker starts. Those that answer
    within `TOGETHER_SECONDS` are compared: if two are one, or have one number, nothing starts.
 3. A database that is away is tried each second, for as long as that takes. The others do not wait for it. What it says
-   when it comes is compared with the others in the same way; if it does not fit, only its worker does not start.
+   when it comes is compared with the others in the same way; if it does not fit, only its worker does not start. Nor
+   does it if the server refuses the user or the database.
 4. A worker that fails for good is stopped. The others go on, and the exit code at the end is that of the first failure.
-   If all have ended, so does the process.
+   If all have ended, so does the process. What it leaves behind, a handler or a lifespan that hangs, ends nothing else.
 5. A signal stops all workers at once, with one grace. Jobs that still run then are given back by one last message for
    each database, and the process ends with these (`last_messages`).
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, copy_context
@@ -29,7 +31,7 @@ import psycopg
 
 from pgqueue import logs as line_format
 from pgqueue.cli import logs
-from pgqueue.cli.database import connected
+from pgqueue.cli.database import ASK_SECONDS, connected
 from pgqueue.cli.exit_codes import DEADLINE, DONE, USAGE, code_of, line_of
 from pgqueue.cli.last_messages import LastMessages, those_that_come
 from pgqueue.cli.process_end import ORDERLY_SECONDS, TELEMETRY_SECONDS, ProcessEnd, flush
@@ -48,6 +50,13 @@ from pgqueue.worker.worker import Worker
 
 T = TypeVar("T")
 
+REFUSED = re.compile(
+    r'FATAL: .*((password|Peer|Ident|certificate) authentication failed|(role|database) ".*" does not exist|'
+    r"no pg_hba\.conf entry|pg_hba\.conf rejects connection|is not permitted to log in|no such (database|user))"
+    r"|no password supplied"
+)
+"""By these words a server refuses a user or a database: its classes 28 and 3D of SQLSTATE."""
+
 log = logging.getLogger("pgqueue")
 
 TOGETHER_SECONDS = 2.0
@@ -56,6 +65,10 @@ AGAIN_SECONDS = 1.0
 """How often a database that is away is tried."""
 FAILED_GRACE = 5.0
 """So long the jobs of a worker that has failed may go on."""
+LEAVE_SECONDS = 30.0
+"""So long a worker may then take to leave while the others go on; without a database it takes 26."""
+LEAVING_SECONDS = 5.0
+"""After the grace of a signal the process waits so long for a worker that was leaving already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +88,9 @@ class Own:
         self.worker = self.context.run(make)
         self.looking: asyncio.Future[Looked] | None = None
         self.task: asyncio.Task[int] | None = None
-        self.begun = self.leaving = False
-        """Whether the worker has begun to start, and whether it is stopping by itself."""
+        self.begun = self.ready = self.leaving = False
+        """Whether the worker has begun to start, has started, and is stopping by itself."""
+        self.watchdog: Watchdog | None = None
 
     def start(self, life: Coroutine[Any, Any, int]) -> None:
         """Let it live: in its own context, and not by a task factory of the application."""
@@ -89,8 +103,21 @@ class Own:
             self.looking = in_thread(self.context.copy(), self._look)
         return self.looking
 
+    def watch(self, stuck: float) -> None:
+        """Have the watchdog look at this worker, until `unwatch`."""
+        self.watchdog = Watchdog(self._completing, stuck)
+        self.watchdog.start()
+
+    def unwatch(self) -> None:
+        """The worker has stopped: what it could not write is written no more, and is no sign of a stuck process."""
+        if self.watchdog is not None:
+            self.watchdog.stop()
+
+    def _completing(self) -> int | None:
+        return None if self.leaving else self.worker.completing()
+
     def _look(self) -> Looked:
-        with connected("work", needs="work") as conn:
+        with connected("work", needs="work", patience=ASK_SECONDS) as conn:
             if conn.execute("SHOW transaction_read_only").fetchone() == ("on",):
                 raise ReadOnly
             return Looked(identity(conn, config().schema), facts_of(conn, self.worker))
@@ -101,6 +128,19 @@ def context_of(database: Database) -> Context:
     context = copy_context()
     context.run(current.set, database)
     return context
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether a server, or a pooler, refuses the user or the database of a DSN, as far as its words are known.
+
+    libpq keeps no SQLSTATE of a connection that fails. What a server says in another language is taken for an outage.
+
+    >>> refuses(psycopg.OperationalError('FATAL:  database "shop" does not exist'))
+    True
+    >>> refuses(psycopg.OperationalError("FATAL:  sorry, too many clients already"))
+    False
+    """
+    return isinstance(error, psycopg.OperationalError) and REFUSED.search(str(error)) is not None
 
 
 def warn_of_schedules(databases: Sequence[Database], declared: Iterable[Task[..., Any]]) -> None:
@@ -136,6 +176,7 @@ class _Life:
         self._known: dict[str, DatabaseIdentity] = {}
         """What the databases are that have answered, by name."""
         self._code = DONE
+        self._quieted = False
         self._end = ProcessEnd()
         self._signals = Signals(asyncio.get_running_loop(), self._quiet, grace, self._end)
 
@@ -188,14 +229,15 @@ class _Life:
         code: int | None = None
         try:
             looked = await self._looked(own)
+            if looked is None:
+                return DONE
             if (wrong := self._unfit(own, looked.identity)) is not None:
                 raise wrong
             own.begun = True
             await begin(own.worker)
             self._say_ready(own, looked.facts)
             await own.worker.run()
-            own.leaving = True
-            await own.worker.stop(min(self._grace, FAILED_GRACE))  # it was quiet, and has nothing left
+            await self._leave(own)  # it was quiet, and has nothing left
             code = STUCK if own.worker.worn_out else DONE
         except Exception as error:
             code = code_of(error)
@@ -208,9 +250,14 @@ class _Life:
         self._code = self._code or code
         return code
 
-    async def _looked(self, own: Own) -> Looked:
-        """What the database has answered. While it is away, or read only, it is tried each second."""
-        outage = Outage()
+    async def _looked(self, own: Own) -> Looked | None:
+        """What the database has answered. While it is away, or read only, it is tried each second.
+
+        None: it is away, and this process takes no jobs any more.
+
+        What refuses this user or this database for good is raised at the second time: a server may just have come up.
+        """
+        outage, refused = Outage(), False
         while True:
             try:
                 looked = await own.look()
@@ -218,6 +265,11 @@ class _Life:
                 return looked
             except (ReadOnly, psycopg.OperationalError) as error:
                 own.looking = None
+                if self._quieted:
+                    return None
+                if refused and refuses(error):
+                    raise
+                refused = refuses(error)
                 outage.lost(START, error)
                 await asyncio.sleep(AGAIN_SECONDS)
 
@@ -227,22 +279,37 @@ class _Life:
             log.warning("%s", problem)
         facts |= {"loop": self._loop_name}
         log.info(banner(facts), extra=facts | {"worker_id": own.worker.worker_id})
-        Watchdog(own.worker.completing, self._stuck).start()
+        own.ready = True
+        own.watch(self._stuck)
 
     async def _give_up(self, own: Own) -> None:
         """Stop a worker that has failed. A job whose handler cannot be stopped runs again when the lease is over."""
-        if not own.begun:
-            return
+        if own.begun:
+            try:
+                await self._leave(own)
+            except Exception as error:
+                log.warning("could not stop in order: %s", safe(line_of(error)))
+
+    async def _leave(self, own: Own) -> None:
+        """Stop a worker while the others go on. If its lifespan does not end, it ends with the process."""
         own.leaving = True
-        try:
-            await own.worker.stop(min(self._grace, FAILED_GRACE))
-        except Exception as error:
-            log.warning("could not stop in order: %s", safe(line_of(error)))
+        stop = asyncio.ensure_future(own.worker.stop(min(self._grace, FAILED_GRACE)))
+        await asyncio.wait([stop], timeout=min(self._grace, FAILED_GRACE) + LEAVE_SECONDS)
+        own.unwatch()
+        if stop.done():
+            stop.result()
+        else:
+            log.error(
+                "this worker has not left within %g s; what keeps it, as its lifespan, is left alone", LEAVE_SECONDS
+            )
 
     # All of them -----------------------------------------------------------------------------------------------------
 
     def _quiet(self) -> None:
-        """Let all finish what they have. A worker whose database is away has nothing, and ends."""
+        """Let all finish what they have. A worker whose database is away has nothing, and ends.
+
+        If its life has not begun by now, it ends after its first look."""
+        self._quieted = True
         for own in self._owns:
             own.context.copy().run(own.worker.quiet)
             if own.task is not None and not own.begun:
@@ -274,17 +341,22 @@ class _Life:
         """The last message of this worker, if it has one. A worker that has not begun is left where it is."""
         if own.task is None or own.task.done():
             return None
-        if not own.leaving:
-            own.task.cancel()
+        if own.leaving:
+            await asyncio.wait([own.task], timeout=grace + LEAVING_SECONDS)
+            return None
+        own.task.cancel()
         await asyncio.wait([own.task])
         if not own.begun or own.leaving:
             return None
         try:
-            return await own.worker.stop_process(grace)
+            last = await own.worker.stop_process(grace)
+            if last is None and own.ready:
+                await own.worker.run()  # it has ended; raises if a service had failed by then
         except Exception as error:
             log.critical("%s", safe(line_of(error)), exc_info=None if code_of(error) else error)
             self._code = self._code or code_of(error) or 1
             return None
+        return last
 
 
 def in_thread(context: Context, call: Callable[[], T]) -> asyncio.Future[T]:

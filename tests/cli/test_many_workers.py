@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
 from commands import Worker, pgqueue, working
 from prometheus_client.parser import text_string_to_metric_families
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servers import Server
 from workers import Eyes, wait_until
 
 import pgqueue as library
 from pgqueue import InvalidOption
+from pgqueue.cli import many_workers
 from pgqueue.client import tasks
 from pgqueue.config import config
+from pgqueue.database.identity import DatabaseIdentity
+from pgqueue.database.sessions import Silent
 from pgqueue.databases import Database, current, named
 from pgqueue.pytest_plugin import Databases
 
@@ -398,3 +402,194 @@ def stopped(server: Server) -> Iterator[None]:
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.second
+@pytest.mark.promise("F405")
+def test_a_failure_during_the_grace_is_the_exit_code(dsn: str, other_dsn: str, other_eyes: Eyes, holding: Path) -> None:
+    with working("holding", *both(dsn, other_dsn), dsn=None, cwd=holding) as worker:
+        ready(worker, "a", "b")
+        enqueue(other_dsn, "naps", seconds=1)
+        wait_until(lambda: other_eyes.one("SELECT state FROM pgqueue.job") == "running")
+        worker.signal(signal.SIGTERM)
+        worker.says("no more jobs are taken")
+        other_eyes.do("DROP SCHEMA pgqueue CASCADE")
+        assert worker.ends() == 4
+        assert " b worker " in worker.says("run `pgqueue migrate`")
+
+
+# With workers that do as they are told -------------------------------------------------------------------------------
+
+
+class Told:
+    """A worker without a database. `run` ends with `failure`; `hangs`: the lifespan does not end."""
+
+    worker_id, worn_out = 1, False
+    seen: ClassVar[list[int | None]] = []
+    """What the watchdog has seen while it left."""
+
+    def __init__(self, failure: Exception | None = None, *, hangs: bool = False, noted: bool = False) -> None:
+        self.failure, self.hangs, self.noted = failure, hangs, noted
+        self.stopping, self.stopped = asyncio.Event(), asyncio.Event()
+
+    async def start(self) -> None: ...
+
+    async def run(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        await self.stopped.wait()
+
+    async def stop(self, _: float) -> int:
+        self.stopping.set()
+        if self.noted:
+            self.seen[:] = [each.completing() for each in watching]
+        if self.hangs:
+            await asyncio.Event().wait()
+        return 0
+
+    async def stop_process(self, _: float) -> None:
+        self.stopped.set()
+
+    def quiet(self) -> None: ...
+
+    def completing(self) -> int:
+        return 7  # as of a completer that has outcomes, and was cancelled
+
+
+class Signalled:
+    """The signals of a process that gets none but those of the test."""
+
+    name, grace = "", None
+
+    def __init__(self, *_: object) -> None:
+        self.received = asyncio.Event()
+
+
+class Watching:
+    """A watchdog that only notes that it is stopped."""
+
+    def __init__(self, completing: Callable[[], int | None], _: float) -> None:
+        self.completing, self.stopped = completing, False
+
+    def start(self) -> None:
+        watching.append(self)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+watching: list[Watching] = []
+looked: list[str] = []
+Lives = Callable[..., many_workers._Life]
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch) -> Lives:
+    """Makes the life of a process with these workers. A look at their databases answers, or raises `away`."""
+    watching.clear()
+    looked.clear()
+    monkeypatch.setattr(many_workers, "Signals", Signalled)
+    monkeypatch.setattr(many_workers, "Watchdog", Watching)
+    monkeypatch.setattr(many_workers, "AGAIN_SECONDS", 0.01)
+
+    def made(*workers: Told, away: str | None = None) -> many_workers._Life:
+        def look(own: many_workers.Own) -> many_workers.Looked:
+            looked.append(own.database.name)
+            if away is not None:
+                raise psycopg.OperationalError(away)
+            number = int(own.database.name)
+            facts = dict.fromkeys(("database", "postgresql", "schema", "schema_version", "concurrency", "connections"))
+            return many_workers.Looked(
+                DatabaseIdentity(1, number, number), facts | {"unknown_queues": [], "queues": [], "tasks": []}
+            )
+
+        monkeypatch.setattr(many_workers.Own, "_look", look)
+        owns = [own(str(number), "postgresql:///x", told) for number, told in enumerate(workers)]
+        return many_workers._Life(owns, 0.0, 600.0, "asyncio")
+
+    return made
+
+
+def own(name: str, dsn: str, told: Told) -> many_workers.Own:
+    made: Any = many_workers.Own
+    one: many_workers.Own = made(Database(name, dsn), lambda: told)
+    return one
+
+
+def soon(main: Coroutine[Any, Any, int]) -> int:
+    return asyncio.run(asyncio.wait_for(main, 20))
+
+
+@pytest.mark.promise("F404")
+def test_the_watchdog_leaves_a_worker_that_has_stopped_alone(life: Lives) -> None:
+    async def main() -> int:
+        return await life(Told(RuntimeError("broken"), noted=True))._run()
+
+    assert soon(main()) == 1
+    [only] = watching
+    assert only.stopped
+    assert Told.seen == [None]  # while it left
+
+
+@pytest.mark.promise("F404")
+@pytest.mark.parametrize("bound", ["LEAVE_SECONDS", "LEAVING_SECONDS"])
+def test_a_lifespan_that_hangs_at_its_end_does_not_keep_the_process(
+    life: Lives, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """It hangs until all the others have ended, or until a signal."""
+    monkeypatch.setattr(many_workers, bound, 0.05)
+
+    async def main() -> int:
+        hangs = Told(RuntimeError("broken"), hangs=True)
+        ours = life(hangs) if bound == "LEAVE_SECONDS" else life(hangs, Told())
+        running = asyncio.ensure_future(ours._run())
+        if bound == "LEAVING_SECONDS":
+            await hangs.stopping.wait()
+            ours._signals.received.set()
+        return await running
+
+    assert soon(main()) == (1 if bound == "LEAVE_SECONDS" else 0)
+
+
+@pytest.mark.promise("F407")
+def test_a_signal_before_the_first_look_has_ended_is_kept(life: Lives) -> None:
+    async def main() -> int:
+        ours = life(Told(), away="connection refused")
+        ours._quiet()
+        return await ours._run()
+
+    assert soon(main()) == 0
+
+
+@pytest.mark.promise("F406")
+def test_what_a_server_refuses_for_good_ends_its_worker(life: Lives, dsn: str) -> None:
+    async def main(said: str, *, tries: int | None = None) -> int:
+        ours = life(Told(), away=said)
+        running = asyncio.ensure_future(ours._run())
+        while tries is not None and len(looked) < tries:  # noqa: ASYNC110 (threads add to it)
+            await asyncio.sleep(0.01)
+        if tries is not None:
+            ours._quiet()
+        return await running
+
+    for wrong in ({"user": "nobody"}, {"dbname": "none"}):
+        with pytest.raises(psycopg.OperationalError) as caught:
+            psycopg.connect(make_conninfo(dsn, **wrong))
+        assert soon(main(str(caught.value))) == 3
+    assert soon(main('FATAL:  password authentication failed for user "x"')) == 3
+    assert soon(main("FATAL:  sorry, too many clients already", tries=9)) == 0
+
+
+@pytest.mark.promise("F406")
+def test_a_first_look_that_hangs_is_broken_off(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_workers, "ASK_SECONDS", 0.2)
+
+    async def main() -> int:
+        one = own("a", dsn, Told())
+        with psycopg.connect(dsn) as locking:
+            locking.execute("LOCK TABLE pgqueue.migration IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(Silent):
+                await one.look()
+        return 0
+
+    soon(main())
