@@ -243,6 +243,7 @@ class _Life:
             code = code_of(error)
             log.critical("%s", safe(line_of(error)), exc_info=None if code else error)
             code = 1 if code is None else code
+            self._code = self._code or code  # at once: a signal does not wait for one that leaves for long
             await self._give_up(own)
         if code == STUCK:
             log.error("this process ends (exit code %d), so that it is replaced", STUCK)

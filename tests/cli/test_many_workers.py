@@ -548,7 +548,7 @@ def test_a_lifespan_that_hangs_at_its_end_does_not_keep_the_process(
             ours._signals.received.set()
         return await running
 
-    assert soon(main()) == (1 if bound == "LEAVE_SECONDS" else 0)
+    assert soon(main()) == 1
 
 
 @pytest.mark.promise("F407")
