@@ -6,7 +6,7 @@ flow is stored: the rows of its jobs are the only truth. So what history has for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -134,10 +134,7 @@ def get_flow(conn: object, id: int) -> Statement[FlowNodes]:
 
     def read(rows: list[Row]) -> FlowNodes:
         if not rows or flow > FLOW_HIGHEST:
-            raise FlowNotFound(
-                f"flow {flow} is not there: unknown id, its transaction is open or was rolled back, or retention has "
-                "removed its last job"
-            )
+            raise _not_found(flow)
         return msgspec.json.decode(rows[0][0], type=FlowNodes, strict=False)
 
     return named("flows_get", read, flow=min(flow, FLOW_HIGHEST), n=NODES_MOST, most=COUNTED_MOST)
@@ -145,6 +142,36 @@ def get_flow(conn: object, id: int) -> Statement[FlowNodes]:
 
 aget_flow = twin(get_flow)
 """`get_flow` for async connections."""
+
+
+@asks
+def counted(conn: object, id: int, most: int) -> Statement[FlowInfo]:
+    """Return a flow with up to `most` of its jobs counted, however many it has. Raises FlowNotFound as `get_flow`."""
+    flow = check_id(id, "flow")
+
+    def read(rows: list[Row]) -> FlowInfo:
+        found = msgspec.json.decode(rows[0][0], type=list[FlowInfo], strict=False)
+        if not found or found[0].id != flow:
+            raise _not_found(flow)
+        return found[0]
+
+    return named("flows_list", read, n=1, before=min(flow, FLOW_HIGHEST) + 1, most=most)
+
+
+acounted = twin(counted)
+"""`counted` for async connections."""
+
+
+@asks
+def in_states(conn: object, id: int, states: Sequence[str], most: int) -> Statement[dict[str, int]]:
+    """Return how many jobs of the flow are in each of these states, among `most` of each. They are states of jobs that
+    live, that failed or that were cancelled."""
+    flow = min(check_id(id, "flow"), FLOW_HIGHEST)
+    return said("flows_counts", dict[str, int], flow=flow, states=list(states), most=most)
+
+
+ain_states = twin(in_states)
+"""`in_states` for async connections."""
 
 
 def after_of(node: NodeInfo, most: int | None = None) -> str:
@@ -158,6 +185,13 @@ def after_of(node: NodeInfo, most: int | None = None) -> str:
     if most is None or len(said) <= most:
         return ", ".join(said)
     return f"{', '.join(said[:most])} and {len(said) - most:,} more"
+
+
+def _not_found(flow: int) -> FlowNotFound:
+    return FlowNotFound(
+        f"flow {flow} is not there: unknown id, its transaction is open or was rolled back, or retention has "
+        "removed its last job"
+    )
 
 
 def _with(numbers: Iterable[int], word: str) -> list[str]:

@@ -66,3 +66,7 @@ SELECT json_build_object(
                  WHERE r.kind IN ('dead', 'done') AND f.enqueued_at < (SELECT pgqueue.now()) - r.retention)
 )::text
 FROM pgqueue.flow f WHERE f.id = %(flow)s::bigint;
+
+-- name: flows_counts
+-- How many jobs of a flow are in each of these states, among `most` of each. As JSON.
+SELECT coalesce(json_object_agg(c.state, c.n), '{}')::text FROM pgqueue.flow_counts(%(flow)s::bigint, %(states)s::text[], %(most)s::integer) AS c;

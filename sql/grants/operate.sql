@@ -48,7 +48,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.take_many_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
     pgqueue.take_all_keys(text[], text[], text[], double precision[], bigint[], timestamptz[], boolean[]),
     pgqueue.lock_keys(text[]), pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
-    pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, bigint, integer), pgqueue.flow_states(bigint, integer), pgqueue.needed_by_flows(bigint[]), pgqueue.flow_may_read(bigint),
+    pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, bigint, integer), pgqueue.flow_states(bigint, integer), pgqueue.flow_counts(bigint, text[], integer), pgqueue.needed_by_flows(bigint[]), pgqueue.flow_may_read(bigint),
     pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.waiters(bigint[]),
     pgqueue.take_waiting(bigint[], timestamptz[], text, text), pgqueue.lock_ended(bigint[], text[]),
     pgqueue.take_dead(bigint[], timestamptz[]), pgqueue.refuse(text), pgqueue.served(), pgqueue.text_of(jsonb),

@@ -12,7 +12,7 @@ GRANT SELECT ON pgqueue.job, pgqueue.job_available, pgqueue.job_scheduled, pgque
 GRANT SELECT ON SEQUENCE pgqueue.job_id_seq, pgqueue.job_pos_seq TO :"role";
 -- Every function that this takes: a database may have taken EXECUTE from PUBLIC.
 GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.key_state(pgqueue.unique_key), pgqueue.job_states(bigint[]),
-    pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, bigint, integer), pgqueue.flow_states(bigint, integer), pgqueue.attempt_rows(bigint),
+    pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, bigint, integer), pgqueue.flow_states(bigint, integer), pgqueue.flow_counts(bigint, text[], integer), pgqueue.attempt_rows(bigint),
     pgqueue.progress_row(bigint), pgqueue.step_rows(bigint, timestamptz), pgqueue.served(), pgqueue.text_of(jsonb), pgqueue.history_bounds(),
     pgqueue.run_quantile(text, double precision), pgqueue.fits(text, boolean, text, text, timestamptz, text[], text, text, timestamptz),
     pgqueue.jobs_after(text[], bigint[], bigint, bigint, integer), pgqueue.bulk_last(text[], bigint),

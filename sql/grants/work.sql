@@ -62,7 +62,7 @@ GRANT EXECUTE ON FUNCTION pgqueue.now(), pgqueue.keys_can_be(text, integer, text
     pgqueue.key_states(text[]), pgqueue.keep_waiting(bigint[], timestamptz[], boolean[], text),
     pgqueue.key_hash(text), pgqueue.discarded_holders(text[]), pgqueue.meet_discards(text[]),
     pgqueue.key_state(pgqueue.unique_key), pgqueue.take_back(bigint[], timestamptz[]),
-    pgqueue.forget_requests(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, bigint, integer), pgqueue.flow_states(bigint, integer), pgqueue.needed_by_flows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.step_rows(bigint, timestamptz),
+    pgqueue.forget_requests(bigint[], timestamptz[]), pgqueue.job_states(bigint[]), pgqueue.job_rows(bigint[]), pgqueue.flow_rows(bigint, bigint, bigint, integer), pgqueue.flow_states(bigint, integer), pgqueue.flow_counts(bigint, text[], integer), pgqueue.needed_by_flows(bigint[]), pgqueue.attempt_rows(bigint), pgqueue.progress_row(bigint), pgqueue.step_rows(bigint, timestamptz),
     pgqueue.step_is_recorded(bigint, timestamptz, text), pgqueue.last_batch(bigint, timestamptz),
     pgqueue.waiters(bigint[]), pgqueue.take_running(bigint, integer, bigint),
     pgqueue.lock_running(bigint, integer, bigint), pgqueue.lock_running_batch(bigint[], integer[], bigint), pgqueue.drop_cursors(bigint, timestamptz, integer), pgqueue.refuse(text),

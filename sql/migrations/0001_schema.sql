@@ -3111,6 +3111,30 @@ END $$;
 COMMENT ON FUNCTION pgqueue.flow_states IS
     'In which states that decide its own a flow has jobs, for people.';
 
+-- How many jobs of a flow are in each of these states, which are those of `flow_states`: of each table and sign `most` are
+-- counted.
+CREATE FUNCTION pgqueue.flow_counts(flow bigint, states text[], most integer)
+RETURNS TABLE (state text, n bigint) LANGUAGE plpgsql STABLE STRICT ROWS 6
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    lowest bigint := flow_counts.flow << 20;
+    highest bigint := flow_counts.flow << 20 | 1048575;
+BEGIN
+    RETURN QUERY
+    SELECT found.state::text, count(*) FROM (
+        (SELECT j.state FROM pgqueue.job_available j WHERE 'available' = ANY (states) AND j.node BETWEEN lowest AND highest LIMIT most)
+        UNION ALL (SELECT j.state FROM pgqueue.job_scheduled j WHERE 'scheduled' = ANY (states) AND j.node BETWEEN lowest AND highest LIMIT most)
+        UNION ALL (SELECT j.state FROM pgqueue.job_running j WHERE 'running' = ANY (states) AND j.node BETWEEN lowest AND highest LIMIT most)
+        UNION ALL (SELECT j.state FROM pgqueue.job_blocked j WHERE 'blocked' = ANY (states) AND j.node BETWEEN lowest AND highest LIMIT most)
+        UNION ALL (SELECT j.state FROM pgqueue.job_blocked j WHERE 'blocked' = ANY (states) AND j.node BETWEEN -highest AND -lowest LIMIT most)
+        UNION ALL (SELECT j.state FROM pgqueue.job_dead j WHERE j.state::text = ANY (states) AND j.node BETWEEN lowest AND highest LIMIT most)
+        UNION ALL (SELECT j.state FROM pgqueue.job_dead j WHERE j.state::text = ANY (states) AND j.node BETWEEN -highest AND -lowest LIMIT most)
+    ) AS found GROUP BY found.state;
+END $$;
+COMMENT ON FUNCTION pgqueue.flow_counts IS
+    'How many jobs of a flow can be cancelled, or retried, for people.';
+
 -- Those of these jobs that have ended and that their flow needs, because what they were is judged at a release, or read:
 --
 -- 1. a job of the flow waits, or may read results (`flow_may_read`);

@@ -262,3 +262,42 @@ async def test_a_flow_with_too_many_jobs_is_left_to_the_command(
         sent = await browser.post(f"/flows/{handle.id}/change", data={"action": "cancel"}, headers=SAME_SITE)
         assert sent.status_code == 409 and f"pgqueue cancel --flow {handle.id}" in sent.text
     assert pgqueue.get_flow(conn, handle.id).flow.jobs == {"available": 1, "blocked": 5}
+
+
+@pytest.mark.promise("F229")
+async def test_a_flow_with_more_jobs_than_can_be_counted_is_shown(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive page counts every job, and a large flow meets the time that a statement of the dashboard has."""
+    monkeypatch.setattr(page, "JOBS_MOST", 5)
+    monkeypatch.setattr(page, "CHANGED_MOST", 3)
+    monkeypatch.setattr(page, "aget_flow", None)
+    handle = enqueued(conn)
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        shown = await browser.get(f"/flows/{handle.id}")
+        assert "It has more than 5 jobs" in shown.text and f"pgqueue flows {handle.id}" in shown.text
+        assert f"/flows/{handle.id}/change?action=cancel" in hrefs(shown)
+        [item] = (await browser.get(f"/flows/{handle.id}", headers=JSON)).json()["items"]
+        assert (item["exact"], item["state"], item["nodes"]) == (False, "running", [])
+        preview = await browser.get(f"/flows/{handle.id}/change?action=cancel")
+        assert "Cancel more than 3 jobs of flow" in preview.text and forms(preview) == set()
+        assert f"pgqueue cancel --flow {handle.id}" in preview.text
+        nothing = await browser.get(f"/flows/{handle.id}/change?action=retry")
+        assert "no job is in such a state" in nothing.text
+        assert (await browser.get(f"/flows/{handle.id + 1}")).status_code == 404
+        for action in ("cancel", "retry"):
+            gone = await browser.post(f"/flows/{handle.id + 1}/change", data={"action": action}, headers=SAME_SITE)
+            assert gone.status_code == 404
+
+
+@pytest.mark.promise("F229")
+def test_what_would_be_changed_is_counted_up_to_a_bound(conn: Conn) -> None:
+    handle = enqueued(conn)
+    failed(conn, min(handle._ids))
+    live, dead = page.STATES["cancel"], page.STATES["retry"]
+    assert flows.in_states(conn, handle.id, live, 100) == {"blocked": 5}
+    assert flows.in_states(conn, handle.id, live, 2) == {"blocked": 2}
+    assert flows.in_states(conn, handle.id, dead, 100) == {"failed": 1}
+    pgqueue.cancel(conn, flow=handle.id)
+    assert flows.in_states(conn, handle.id, live, 100) == {}
+    assert flows.in_states(conn, handle.id, dead, 100) == {"failed": 1, "cancelled": 5}
