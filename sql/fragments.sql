@@ -1176,7 +1176,7 @@ tally AS MATERIALIZED (
 
 -- name: number
 -- The number of this database among several: its jobs' ids begin at number << 43 plus one.
-(SELECT (q.seqstart - 1 >> 43)::integer FROM pg_sequence q WHERE q.seqrelid = 'pgqueue.job_id_seq'::regclass)
+coalesce((SELECT (q.seqstart - 1 >> 43)::integer FROM pg_sequence q WHERE q.seqrelid = to_regclass('pgqueue.job_id_seq')), 0)
 
 -- name: read_only
 -- Whether this database is read only by order, for all its clients. Not if only this role, or this session, is.

@@ -10,6 +10,7 @@ import pytest
 import shop_queue
 from browsers import launched
 
+import pgqueue
 from pgqueue.pytest_plugin import Databases
 from pgqueue.web import connections
 
@@ -40,7 +41,7 @@ def shop(pgqueue_databases: Databases) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def long(shop: str) -> dict[str, int]:
-    """The ids of a job and of an operation with names of 60 characters and errors of 500. Each list has such a row."""
+    """The ids of a job, an operation and a flow. Names have 60 characters, errors 500. Each list has such a row."""
     with psycopg.connect(shop) as conn:
         conn.execute(
             "WITH made AS (INSERT INTO pgqueue.job (task, queue, state, finished_at, bin, reason, args, attempt) "
@@ -93,4 +94,7 @@ def long(shop: str) -> dict[str, int]:
             "SELECT (SELECT id FROM pgqueue.job WHERE task = repeat('t', 60) AND state = 'cancelled'), "
             "(SELECT max(id) FROM pgqueue.bulk)"
         ).fetchall()
-    return {"job": job, "bulk": bulk}
+        step, flow = pgqueue.remote("t" * 60).using(queue="q" * 40), pgqueue.Flow("f" * 60)
+        flow.add(step.new(), name="n" * 60, after=[flow.add(step.new(), name="m" * 60)])
+        made = flow.enqueue(conn).id
+    return {"job": job, "bulk": bulk, "flow": made, "preview_flow": made}

@@ -103,6 +103,7 @@ LONG = {
     "limits": f"?lock={'k' * 60}",
     "limit_jobs": f"?limit={'l' * 60}",
     "preview": f"?action=retry&state=failed&state=cancelled&task={'t' * 60}",
+    "preview_flow": "?action=cancel",
 }
 """What these pages are asked for, to show the longest names."""
 

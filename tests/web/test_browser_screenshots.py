@@ -72,4 +72,4 @@ def test_each_picture_of_the_docs_can_be_made(operator: Tab, dsn: str, name: str
 
 
 def test_there_is_no_other_picture() -> None:
-    assert {path.stem for path in (PAGE.parent / "images").iterdir()} == set(PICTURES)
+    assert {path.stem for path in (PAGE.parent / "images").glob("*.png")} == set(PICTURES)
