@@ -242,8 +242,8 @@ def find(conn: object, **asked: Unpack[Criteria]) -> Steps[list[JobInfo]]:
     - `since`, `until`: enqueued at that time or later, and before that time.
     - `flow`: the id of a flow, whose jobs it has. Then only these are looked at, the highest id first whatever `state`
       says, and `after` is an id.
-    - `node`: with `flow`, the number of one of its nodes. Then only its jobs are looked at. Ask so of a flow with more
-      than 20,000 jobs: without a node the search looks at those of the last nodes, and may miss others for good.
+    - `node`: with `flow`, the number of one of its nodes. Then only its jobs are looked at. Of a flow with hundreds of
+      thousands of jobs ask so: without a node each page reads all of them.
     - `after`: what `search` returned as `Page.after`; only jobs behind that place are looked at.
 
     The states decide the order. Scheduled jobs alone: by the time at which they are due, the first one first. Ended

@@ -68,8 +68,7 @@ FROM (
 ) AS shown;
 
 -- name: queries_flow
--- As `queries_find`, among the jobs of a flow, below the id `after` if there is one. Of a flow with more than `most` jobs it looks at those
--- of the last nodes, or with `node` at those of that node only.
+-- As `queries_find`, among the jobs of a flow, below the id `after` if there is one, or with `node` among those of that node only.
 WITH walked AS MATERIALIZED (
     SELECT * FROM pgqueue.flow_rows(%(flow)s::bigint, %(node)s::bigint, %(after)s::bigint, %(most)s::integer)
     ORDER BY id DESC LIMIT %(most)s::integer

@@ -3053,8 +3053,9 @@ BEGIN
     CROSS JOIN LATERAL (SELECT j.* FROM pgqueue.job j WHERE j.id = asked.id OFFSET 0) AS j;
 END $$;
 
--- The jobs of a flow: at most `most` of those with an id below `before`, those of the last nodes first; NULL: all. With the
--- `number` of a node only its own: of each table and sign those with the highest ids.
+-- The jobs of a flow with an id below `before`: `most` with the highest ids; NULL: all. With the `number` of a node only its
+-- own, of each table and sign so many. Without it no index has the order, so all rows of the flow are read: a walk by nodes
+-- would miss jobs that were added to an early node, whose ids are high.
 CREATE FUNCTION pgqueue.flow_rows(flow bigint, number bigint, before bigint, most integer)
 RETURNS SETOF pgqueue.job LANGUAGE plpgsql STABLE ROWS 1000
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_indexscan = on SET jit = off
@@ -3076,14 +3077,15 @@ BEGIN
         END LOOP;
         RETURN;
     END IF;
+    -- OFFSET 0: else a plan may walk the index of all ids, for their order.
     RETURN QUERY
-    (SELECT j.* FROM pgqueue.job j
-     WHERE j.node BETWEEN flow_rows.flow << 20 AND (flow_rows.flow << 20 | 1048575) AND j.id < below
-     ORDER BY j.node DESC, j.id DESC LIMIT most)
-    UNION ALL
-    (SELECT j.* FROM pgqueue.job j
-     WHERE j.node BETWEEN -(flow_rows.flow << 20 | 1048575) AND -(flow_rows.flow << 20) AND j.id < below
-     ORDER BY j.node, j.id LIMIT most);
+    SELECT part.* FROM (
+        SELECT j.* FROM pgqueue.job j
+        WHERE j.node BETWEEN flow_rows.flow << 20 AND (flow_rows.flow << 20 | 1048575) AND j.id < below
+        UNION ALL
+        SELECT j.* FROM pgqueue.job j
+        WHERE j.node BETWEEN -(flow_rows.flow << 20 | 1048575) AND -(flow_rows.flow << 20) AND j.id < below OFFSET 0
+    ) AS part ORDER BY part.id DESC LIMIT most;
 END $$;
 COMMENT ON FUNCTION pgqueue.flow_rows IS
     'The jobs of a flow, for people.';

@@ -116,6 +116,27 @@ def test_a_list_of_a_node_misses_no_job_however_large_the_flow_is(conn: Conn, mo
     assert numbers(pgqueue.find(conn, flow=handle.id, node=2)) == [4, 3, 2]
 
 
+@pytest.mark.promise("F228")
+def test_pages_of_a_flow_have_all_of_its_jobs(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive is to walk from the last node, and to go on below the lowest id: what an early node was given is lost."""
+    monkeypatch.setattr(queries, "SEARCHED_MOST", 3)
+    handle = enqueued(conn)
+    for n in (6, 7, 8, 9):
+        conn.execute(
+            "INSERT INTO pgqueue.job (task, args, node) VALUES ('step', %s, %s)",
+            [json.dumps({"n": n}), handle.id << 20 | 1],
+        )
+    end(conn, min(handle._ids))
+    found, after = [], None
+    while True:
+        page = queries.search(conn, flow=handle.id, after=after)
+        found += numbers(list(page.jobs))
+        after = page.after
+        if after is None:
+            break
+    assert found == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+
+
 @pytest.mark.parametrize("flow", [0, -1, "7", 7.0, True, 1 << 43])
 def test_what_is_no_flow_is_refused(conn: Conn, flow: Any) -> None:
     for ask in (pgqueue.find, pgqueue.cancel, pgqueue.retry, pgqueue.discard):
