@@ -3,6 +3,9 @@
 | report | what went wrong there | seen here |
 |---|---|---|
 | celery 3571 | groups in groups took a time that doubles with each level | below |
+| celery 4207 | of a hundred jobs that ended at about the same time none called the callback | below |
+| celery 9674 | a chain in a group failed in its middle, and what waits for the group was asked about for ever | below |
+| dbos 688 | steps were told apart by their order, which was another one at the next attempt | below |
 | sidekiq 4361 | a process that was stopped counted its job, and gave it back: the count fell below 0 | below |
 | good_job 832 | jobs of a batch that ended together each enqueued the callback | below |
 | good_job 1387 | a batch was pruned while a job of it was still being retried | below |
@@ -12,6 +15,7 @@
 | bullmq 1752 | a child that failed was removed, and its parent waited for ever | below |
 | rq 739 | a job whose parent ended while it was enqueued, or looked at, was never started | test_releaser.py, F372 |
 | rq 2006 | a job that may run after a failure was not started after its parent's worker had died | below |
+| pgflow 606 | two parents were skipped together, and counted as one: the child waited for ever | below |
 | laravel 36478 | jobs of a batch that ended at once waited for one row, or deadlocked | below; test_random_graphs.py |
 """
 
@@ -26,7 +30,7 @@ from flow_rows import DONE, Desk, Made, end, put
 from workers import Eyes, until, work
 
 import pgqueue
-from pgqueue import Flow
+from pgqueue import Flow, Job, RetryPolicy, testing
 from pgqueue.client import flow_enqueue
 from pgqueue.client.tasks import task
 from pgqueue.worker.flows.releaser import Releaser
@@ -93,6 +97,65 @@ def test_celery_3571_a_level_more_adds_what_the_level_before_has_added() -> None
     """Naive: the rest of the graph travels with each job of a group."""
     one, two, three = size(100), size(200), size(300)
     assert abs((three - two) - (two - one)) < 0.1 * (two - one)
+
+
+async def test_celery_4207_the_callback_of_a_hundred_jobs_runs_once(dsn: str, eyes: Eyes) -> None:
+    """Naive: the last end is known by a count that an end may miss. Here two workers end them, twenty at a time."""
+    for _ in range(3):
+        [_, (_, [callback])] = put(eyes.conn, Made("elsewhere.x", jobs=[{}] * 100), Made("elsewhere.x", after=[0]))
+        async with work(dsn, x, concurrency=20), work(dsn, x, concurrency=20):
+            await until(eyes.is_in(callback, "completed"))
+    assert eyes.states() == {"completed": 303}
+
+
+async def test_celery_9674_what_waits_for_a_chain_that_failed_in_its_middle_has_ended(eyes: Eyes, desk: Desk) -> None:
+    """Naive: the group asks for the end of its last job, which is never made."""
+    first, middle, behind, beside, last = put(
+        eyes.conn, Made(), Made(after=[0]), Made(after=[1]), Made(after=[0]), Made(after=[2, 3])
+    )
+    end(eyes, *first[1])
+    await desk.look(first[0])
+    end(eyes, *middle[1], state="failed")
+    await desk.look(middle[0])
+    assert [eyes.state(node[1][0]) for node in (behind, beside, last)] == ["cancelled", "available", "blocked"]
+    end(eyes, *beside[1])
+    await desk.look(beside[0])
+    assert eyes.states() == {"completed": 2, "failed": 1, "cancelled": 2}
+
+
+def test_dbos_688_steps_in_another_order_are_told_apart_by_name(dsn: str) -> None:
+    """Naive: by their order. Two at the same time are refused: they would share a transaction."""
+    calls: list[str] = []
+
+    def called(name: str) -> str:
+        calls.append(name)
+        return name.upper()
+
+    @task(name="elsewhere.steps", retry=RetryPolicy(attempts=2, first=0.01))
+    def steps(job: Job) -> list[str]:
+        got = [job.step(name, called, name) for name in ("abc" if job.attempt == 1 else "cab")]
+        if job.attempt == 1:
+            raise ValueError("again")
+        return got
+
+    with psycopg.connect(dsn) as conn, testing.Clock(conn) as clock:
+        steps.enqueue(conn)
+        testing.drain(conn, clock)
+        assert conn.execute("SELECT result FROM pgqueue.job_done").fetchone() == (["C", "A", "B"],)
+    assert calls == ["a", "b", "c"]
+
+
+async def test_pgflow_606_each_parent_that_is_skipped_counts(eyes: Eyes, desk: Desk) -> None:
+    """Naive: one off the count of the child, for all that were skipped by one statement."""
+    (node, [job]), _, _, (beside, [other]), (_, [child]) = put(
+        eyes.conn, Made(), Made(after_failure=[0]), Made(after_failure=[0]), Made(), Made(after=[1, 2, 3])
+    )
+    end(eyes, job)
+    await desk.look(node)
+    assert eyes.states() == {"completed": 1, "skipped": 2, "available": 1, "blocked": 1}
+    end(eyes, other)
+    await desk.look(beside)
+    assert eyes.state(child) == "available"
 
 
 async def test_sidekiq_4361_a_job_that_was_given_back_counts_once(eyes: Eyes, desk: Desk) -> None:
