@@ -159,7 +159,11 @@ class DurableSteps:
                 f"{where}: this run has had a step of that name; the name tells them apart: use another"
             )
         if steps.within is not None:
-            raise Error(f"{where}: it is inside the step {steps.within!r}, which it would commit", job_id=job.id)
+            raise Error(
+                f"{where}: it is inside the step {steps.within!r}, or beside it, and would commit what that has written. "
+                "The steps of a job come one after another",
+                job_id=job.id,
+            )
         steps.within, steps.own = name, not self._transactions.owns(job)
         steps.before, job.successors = job.successors, None
         return steps

@@ -239,7 +239,7 @@ async def test_what_a_step_cannot_be_is_said(dsn: str, accounts: Eyes, on_loop: 
         "is async: use `await job.astep(…)`",
         "its answer is not what the function says it returns",
         "its answer cannot be stored",
-        "it is inside the step 'outer'",
+        "it is inside the step 'outer', or beside it",
         *["job.connection was asked for before the step"] * 3,
     ]
     assert [part in text for part, text in zip(wanted, said, strict=True)] == [True] * len(wanted), said
