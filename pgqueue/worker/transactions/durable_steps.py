@@ -160,8 +160,8 @@ class DurableSteps:
             )
         if steps.within is not None:
             raise Error(
-                f"{where}: it is inside the step {steps.within!r}, or beside it, and would commit what that has written. "
-                "The steps of a job come one after another",
+                f"{where}: it is inside the step {steps.within!r}, or beside it, and would commit what that wrote: "
+                "the steps of a job come one after another",
                 job_id=job.id,
             )
         steps.within, steps.own = name, not self._transactions.owns(job)
