@@ -358,7 +358,7 @@ def _make_account() -> None:
     command = ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT]
     made = subprocess.run(command, check=False, capture_output=True, text=True)
     try:
-        pwd.getpwnam(ACCOUNT)  # somebody else may have made it
+        pwd.getpwnam(ACCOUNT)  # another program may have made it
     except KeyError:
         raise Error(
             f"PostgreSQL does not run as root, and no user {ACCOUNT!r} could be made for it ({made.stderr.strip()}): "

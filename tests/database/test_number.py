@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 from commands import items, pgqueue
 from servers import binaries
-from workers import Eyes, until, work
+from workers import Eyes, until, wait_until, work
 
 import pgqueue as library
 from pgqueue import InvalidOption, task
@@ -111,6 +112,21 @@ def test_what_an_open_transaction_was_given_is_waited_for(dsn: str, conn: Conn) 
 
 
 @pytest.mark.promise("F392")
+def test_what_is_given_while_the_number_waits_is_not_given_again(dsn: str, conn: Conn, eyes: Eyes) -> None:
+    """Naive is to read the sequence, and then to take its lock: what was given in between comes twice."""
+    conn.execute("SELECT setval('pgqueue.job_id_seq', %s)", [3 * BEGIN + 100])  # by hand, without the number
+    conn.commit()
+    first = library.enqueue(conn, "t").id
+    with ThreadPoolExecutor(1) as pool:
+        setting = pool.submit(library.migrate, dsn, number=3, lock_timeout=20.0)
+        wait_until(lambda: eyes.one("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0)
+        second = library.enqueue(conn, "t").id
+        conn.commit()
+        setting.result()
+    assert (first, second, first_id(dsn)) == (3 * BEGIN + 101, 3 * BEGIN + 102, 3 * BEGIN + 103)
+
+
+@pytest.mark.promise("F392")
 @pytest.mark.parametrize("number", [-1, 1024, True, 1.5, "7"])
 def test_what_is_no_number_is_refused(conn: Conn, number: Any) -> None:
     with pytest.raises(InvalidOption, match="from 0 to 1023"):
@@ -137,6 +153,7 @@ def test_the_number_stays_whatever_becomes_of_the_rows(conn: Conn) -> None:
     assert library.enqueue(conn, "t").id == 2 * BEGIN + 1
     conn.execute("INSERT INTO pgqueue.job (id, task) VALUES (%s, 'of another database')", [3 * BEGIN + 5])
     assert conn.execute(SEEN).fetchall() == []
+    conn.execute("TRUNCATE pgqueue.job")  # no row says where this database's ids are
     conn.execute("SELECT setval('pgqueue.job_id_seq', 70)")  # as a dump of data without numbers does
     assert conn.execute(SEEN).fetchall() == [("pgqueue.job_id_seq",)]
     assert 2 * BEGIN < library.enqueue(conn, "t").id < 3 * BEGIN

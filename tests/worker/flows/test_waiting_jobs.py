@@ -168,7 +168,7 @@ UNFIT = {
 async def test_the_leader_hears_of_a_job_that_fits_into_no_lane(
     name: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Naive is to fail the job and tell nobody: what waits for its node waits for the sweep."""
+    """Naive is to fail the job without a word to its node: what waits for its node waits for the sweep."""
     [(_, [first]), (_, [second])] = put(eyes.conn, Made("waits.none"), Made("waits.x", after_end=[0]))
     eyes.do(UNFIT[name], first)
     asked = {"notify": True, "worker_id": 1000}
