@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -46,6 +47,19 @@ class Database:
 
 current: ContextVar[Database | None] = ContextVar("pgqueue_database", default=None)
 """The database of the worker to which this task, thread or handler belongs; None if the process has one database."""
+
+
+@contextmanager
+def within(database: Database | None) -> Iterator[None]:
+    """Within this block the current database is this one; None changes nothing."""
+    if database is None:
+        yield
+        return
+    before = current.set(database)
+    try:
+        yield
+    finally:
+        current.reset(before)
 
 
 def named(texts: Iterable[str]) -> tuple[Database, ...]:

@@ -40,7 +40,7 @@ ALL = frozenset(
 """The commands that go over all databases; of a group only these."""
 BY_ID = {"jobs": "id", "why": "id", "cancel": "ids", "retry": "ids", "discard": "ids", "reschedule": "ids"}
 """The commands that may be given ids of jobs, and the name of that argument."""
-ELSEWHERE = frozenset(("work", "demo"))
+ELSEWHERE = frozenset(("work", "web", "demo"))
 """Those that do something of their own with the databases, or nothing."""
 WITHOUT = {"migrate": "sql", "relay": "target"}
 """With this option the databases of the environment do not count."""

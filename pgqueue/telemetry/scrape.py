@@ -30,9 +30,12 @@ Read = Callable[[bool], Sequence[Sample]]
 Begin = Callable[[bool], "Future[Sequence[Sample]]"]
 
 
-def exposition(accept: str, numbers: Numbers | None, gauges: Iterable[Sample]) -> tuple[bytes, str]:
-    """What is exported of these, in the format that this Accept header prefers, and its content type."""
-    return _encoded(accept, families([Part(numbers, gauges)]))
+def exposition(accept: str, gauges: Iterable[tuple[str | None, Iterable[Sample]]]) -> tuple[bytes, str]:
+    """The gauges of these databases, in the format that this Accept header prefers, and its content type.
+
+    Each has its name first; None if it has none, as where there is one database.
+    """
+    return _encoded(accept, families([Part(None, samples, name) for name, samples in gauges]))
 
 
 def _encoded(accept: str, made: Iterable[Family]) -> tuple[bytes, str]:
@@ -75,7 +78,7 @@ class Scrape:
                 self._texts.clear()
             _, kind = choose_encoder(accept)
             if kind not in self._texts:
-                self._texts[kind] = exposition(accept, self._numbers, self._gauges)
+                self._texts[kind] = _encoded(accept, families([Part(self._numbers, self._gauges)]))
             return self._texts[kind]
 
     def _look(self) -> None:

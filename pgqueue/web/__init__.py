@@ -5,7 +5,7 @@ Closed by default: without `auth` there is none. It needs the extra `web`; nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pgqueue.distribution import needs_extra
@@ -34,6 +34,7 @@ def app(
     redact_with: Redact | None = None,
     actor: Actor | None = None,
     read_only: bool = False,
+    databases: Mapping[str, str] | None = None,
 ) -> Dashboard:
     """Return the dashboard as an ASGI app. It can be mounted under any path.
 
@@ -47,10 +48,12 @@ def app(
     - `actor`: a function of a `Visitor`; it returns the name that the record has for the visitor's changes. Default:
       `dashboard`.
     - `read_only`: visitors only read, whatever `auth` allows them.
+    - `databases`: a DSN by name. With two or more, `/` is a page of all, and each has its dashboard below `/db/NAME/`.
+      Default: the configured database alone.
 
     The tasks that this process has imported can be enqueued by a form, by visitors with the right to `enqueue`.
 
-    The configured database is connected at the first request. Raises InvalidOption for a wrong option, Error
+    A database is connected at its first request. Raises InvalidOption for a wrong option, Error
     without the extra `web`.
 
         def auth(visitor):
@@ -69,6 +72,7 @@ def app(
         redact_with=redact_with,
         actor=actor,
         read_only=read_only,
+        databases=dashboard.databases_of(databases),
     )
 
 

@@ -68,6 +68,8 @@ class Visitor:
     - `method`: such as `GET`. `path`: below the mount, such as `/jobs`.
     - `headers`: by lower-case name; several of one name are one, joined by commas. `cookies`: by name.
     - `address`: of the browser, or of the proxy if that is not trusted. `scheme`: `http` or `https`.
+    - `database`: the name of the database that is asked for, of several; None for the login and the files, and where
+      there is one database. Its `path` begins with `/db/NAME`.
     - `scope`: the ASGI scope. Starlette's `session` and `user` are in it if their middleware is installed. Under
       a2wsgi the WSGI environ is in it as `wsgi_environ`.
     """
@@ -79,6 +81,7 @@ class Visitor:
     address: str = ""
     scheme: str = "http"
     scope: Mapping[str, Any] = field(default_factory=dict)
+    database: str | None = None
 
     @property
     def host(self) -> str:

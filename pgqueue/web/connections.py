@@ -33,12 +33,13 @@ from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from pgqueue.config import config
+from pgqueue.config import Config, config
 from pgqueue.database import embedded, primary
 from pgqueue.database.backoff import is_loss
 from pgqueue.database.outage import Outage
 from pgqueue.database.pool_log import quieten
 from pgqueue.database.sessions import ReadOnly
+from pgqueue.databases import Database, within
 from pgqueue.steady_clock import monotonic
 
 T = TypeVar("T")
@@ -95,9 +96,11 @@ class _ToThePrimary:
 
 
 class Connections:
-    """Opens connections to the configured database when they are needed, and keeps them for two idle minutes."""
+    """Opens connections to this database when they are needed, and keeps them for two idle minutes. None is the
+    configured database."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Database | None = None) -> None:
+        self._database = database
         self._pool: AsyncConnectionPool[_Pooled] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
@@ -141,6 +144,11 @@ class Connections:
             if is_loss(error) and not isinstance(error, PoolTimeout):
                 self._outage.lost(NAME, error)
             raise
+
+    def config(self) -> Config:
+        """The configuration for this database, whichever one is the current one."""
+        with within(self._database):
+            return config()
 
     async def close(self) -> None:
         """Close the connections. The next request opens new ones."""
@@ -190,7 +198,7 @@ class Connections:
         async with self._opening:
             if self._pool is None or self._pool.closed:
                 # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
-                dsn = await asyncio.to_thread(embedded.resolve, config().require_dsn())
+                dsn = await asyncio.to_thread(embedded.resolve, self.config().require_dsn())
                 quieten(NAME, _Pooled, silent=True)  # each page says what is wrong, and the log what an outage is
                 pool: AsyncConnectionPool[_Pooled] = AsyncConnectionPool(
                     dsn,

@@ -1,14 +1,19 @@
 """The ASGI app. Every request goes through `_answer`, in this order:
 
-    refuse what comes from another site -> rights -> decision -> page -> redaction -> HTML or JSON
+    refuse what comes from another site -> source -> rights -> decision -> page -> redaction -> HTML or JSON
 
-Nothing is read from the database before the decision. An error becomes a page that says what has happened.
+Nothing is read from a database before the decision. An error becomes a page that says what has happened.
+
+With several databases each has all of this below `/db/NAME`, and `/` is one page of all. Why a visitor learns the name
+of no database that it may not see: a name that no database has is answered like that of one without rights, and `auth`
+decides for each row of the page of all. The login and the files are the same below each name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
@@ -16,68 +21,53 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pgqueue.config import normalize
+from pgqueue.databases import Database, named, within
 from pgqueue.errors import InvalidOption
-from pgqueue.web import rendering
+from pgqueue.web import metrics, rendering
 from pgqueue.web.access import (
     NOBODY,
+    OPEN_ROUTES,
     OPERATOR,
+    READ,
     SAFE_METHODS,
-    Networks,
     Rights,
     Verdict,
-    Visitor,
-    client_of,
     decide,
     networks,
     refused_origin,
 )
-from pgqueue.web.connections import Connections
 from pgqueue.web.gate import COOKIE, Actor, Auth, Gate, Open, cookie_settings
-from pgqueue.web.live import Live, way_of
-from pgqueue.web.metrics import Metrics
+from pgqueue.web.live import POLL, way_of
+from pgqueue.web.pages import databases as page_of_all
 from pgqueue.web.pages.changes import NOTICES
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import DEFAULT_PATTERNS, Function, Redaction
-from pgqueue.web.routes import Route, match
+from pgqueue.web.routes import Route
 from pgqueue.web.secrets import SESSION_SECONDS, Secrets
+from pgqueue.web.source import Source
+from pgqueue.web.visit import Place, Visit, query_of, visit_of
 
 BODY_MOST = 16_384  # bytes
 FIELDS_MOST = 200
 URL_MOST = 8_192
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the dashboard is: its URL for browsers, if that must be said, and the proxies before it."""
-
-    public_url: str | None = None
-    trusted: Networks = ()
-
-
-@dataclass(slots=True)
-class Visit:
-    """One request on its way through the dashboard."""
-
-    visitor: Visitor
-    root: str
-    json: bool
-    rights: Rights = NOBODY
-    route: Route | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
-    known: bool = False
-
-
 class Dashboard:
     """The dashboard as an ASGI app; `pgqueue.web.app` makes it."""
 
-    def __init__(self, gate: Gate, redaction: Redaction, place: Place) -> None:
+    def __init__(self, gate: Gate, redaction: Redaction, place: Place, databases: Sequence[Database] = ()) -> None:
         self._gate = gate
         self._redaction = redaction
         self._place = place
-        self._connections = Connections()
-        self._metrics = Metrics(self._connections)
-        self.live = Live(self._connections)
+        self._is_several = len(databases) > 1
+        self.sources: Mapping[str | None, Source]
+        """By the name in the path; without one there is one database."""
+        if self._is_several:
+            self.sources = {each.name: Source(each, each.name) for each in databases}
+        else:
+            self.sources = {None: Source(databases[0] if databases else None)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -90,8 +80,12 @@ class Dashboard:
 
     async def close(self) -> None:
         """End the streams and close the connections. A mounted dashboard is not told of the end of its server."""
-        await self.live.close()
-        await self._connections.close()
+        await asyncio.gather(*(source.close() for source in self.sources.values()))
+
+    def end_streams_when(self, ending: Callable[[], bool]) -> None:
+        """Ask this function whether the server is about to end. The streams end then."""
+        for source in self.sources.values():
+            source.live.ending = ending
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -105,7 +99,8 @@ class Dashboard:
     # The one way of every request ----------------------------------------------------------------------------------
 
     async def _answer(self, request: Request) -> ASGIApp:
-        visit = self._visit(request)
+        visit = visit_of(request, self._place, several=self._is_several)
+        visit.source = self.sources.get(visit.name)
         try:
             return await self._allowed(request, visit)
         except Exception as error:
@@ -113,13 +108,12 @@ class Dashboard:
 
     async def _allowed(self, request: Request, visit: Visit) -> ASGIApp:
         visitor = visit.visitor
-        if len(_query(request)) > URL_MOST:
+        if len(query_of(request)) > URL_MOST:
             raise Problem(414, "This cannot be asked", f"the URL has more than {URL_MOST} characters")
         if refused := refused_origin(visitor, self._place.public_url, by_token=visitor.bearer is not None):
             raise Problem(403, "Refused", refused)
-        visit.route, visit.parts, visit.known = match(visitor.method, visitor.path)
         route = visit.route
-        visit.rights = await self._gate.enter(visitor)
+        visit.rights = await self._rights(visit)
         match decide(route.name if route else None, route.needs if route else "", visit.rights):
             case Verdict.SIGN_IN:
                 return self._unknown_visitor(visit, request)
@@ -127,44 +121,50 @@ class Dashboard:
                 raise Problem(
                     403, "Not allowed", f"You may not do this: it needs the right to {route and route.needs}."
                 )
-        if route is None:
+        if route is None or (visit.name is not None and visit.source is None):
             raise (
-                Problem(405, "Not possible", "This address does not take this method.") if visit.known else _not_found()
+                Problem(405, "Not possible", "This address does not take this method.")
+                if visit.known and visit.route is None
+                else _not_found()
             )
-        if route.page is None:
+        if route.page is None or visit.source is None:
             return await self._own(request, visit, route)
         try:
-            query = parse_qsl(_query(request), keep_blank_values=True, max_num_fields=FIELDS_MOST)
+            query = parse_qsl(query_of(request), keep_blank_values=True, max_num_fields=FIELDS_MOST)
         except ValueError:
             raise Problem(400, "This cannot be asked", f"the URL has more than {FIELDS_MOST} fields") from None
         form = {} if visitor.method in SAFE_METHODS else await _form(request)
         actor = "" if visitor.method in SAFE_METHODS else self._gate.actor_of(visitor)
-        asked = Asked(query, visit.parts, self._connections, self._redaction, form, actor, visit.rights)
-        return self._shown(visit, asked, await route.page(asked))
+        asked = Asked(query, visit.parts, visit.source.connections, self._redaction, form, actor, visit.rights)
+        with within(visit.source.database):
+            page = await route.page(asked)
+        return self._shown(visit, page, NOTICES.get(asked.value("did") or ""))
 
-    def _visit(self, request: Request) -> Visit:
-        scope = request.scope
-        headers = _headers(request)
-        address, scheme = client_of(_peer(request), str(scope.get("scheme", "http")), headers, self._place.trusted)
-        root = self._root(scope)
-        path = _stripped(_path(scope), root)
-        visitor = Visitor(request.method, path, headers, request.cookies, address, scheme, scope)
-        return Visit(visitor, root, rendering.wants_json(headers.get("accept", "")))
-
-    def _root(self, scope: Scope) -> str:
-        """The path before every link: that of the public URL, else where the app is mounted."""
-        if self._place.public_url is not None:
-            return urlsplit(self._place.public_url).path.rstrip("/")
-        return str(scope.get("root_path", "")).rstrip("/")
+    async def _rights(self, visit: Visit) -> Rights:
+        """What the visitor may do here. Beside the databases it reads if it may read one of them."""
+        visitor = visit.visitor
+        if visit.source is not None or (visit.route is not None and visit.route.name in OPEN_ROUTES):
+            return await self._gate.enter(visitor)
+        if not self._gate.asks_application:
+            rights = await self._gate.enter(visitor)
+            visit.seen = {str(name): rights for name in self.sources} if READ in rights else {}
+            return rights
+        if visit.name is not None:  # as if it may not see a database of this name
+            return NOBODY
+        names = [str(name) for name in self.sources]
+        asked = [replace(visitor, method="GET", path=f"/db/{name}/", database=name) for name in names]
+        rights_of_each = await asyncio.gather(*map(self._gate.enter, asked))
+        visit.seen = {name: rights for name, rights in zip(names, rights_of_each, strict=True) if READ in rights}
+        return frozenset.intersection(*visit.seen.values()) if visit.seen else NOBODY
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def _shown(self, visit: Visit, asked: Asked, page: Page) -> Response:
+    def _shown(self, visit: Visit, page: Page, notice: str | None = None) -> Response:
         if page.to is not None:
-            return _redirect(visit, page.to)
+            return _redirect(visit.root, page.to)
         if page.after is not None and not visit.json:
             joint = "&" if "?" in page.after else "?"
-            return _redirect(visit, f"{page.after}{joint}{urlencode({'did': page.did})}")
+            return _redirect(visit.root, f"{page.after}{joint}{urlencode({'did': page.did})}")
         if page.problem is not None and visit.json:
             return self._problem(visit, page.problem)
         items = [self._redaction.shown(item) for item in page.items]
@@ -173,7 +173,7 @@ class Dashboard:
             return rendering.as_json({"items": items} | more)
         data = self._common(visit) | dict(page.view) | more | {"items": items}
         status = 200 if page.problem is None else page.problem.status
-        return rendering.html(page.template, data | {"notice": NOTICES.get(asked.value("did") or "")}, status)
+        return rendering.html(page.template, data | {"notice": notice}, status)
 
     def _problem(self, visit: Visit, problem: Problem) -> Response:
         text = self._redaction.shown({"text": problem.text})["text"]
@@ -196,24 +196,28 @@ class Dashboard:
             response = self._problem(visit, Problem(401, "Not signed in", "Send a valid secret as a bearer token."))
             response.headers["www-authenticate"] = "Bearer"
             return response
-        query = _query(request)
+        query = query_of(request)
         wanted = visitor.path + (f"?{query}" if query else "")
-        return _redirect(visit, "/login" if wanted == "/" else f"/login?{urlencode({'next': wanted})}")
+        return _redirect(visit.mount, "/login" if wanted == "/" else f"/login?{urlencode({'next': wanted})}")
 
     def _common(self, visit: Visit) -> dict[str, Any]:
         """What every template knows."""
-        page = visit.route.name if visit.route else ""
+        page, source = visit.route.name if visit.route else "", visit.source
+        way = POLL if source is None else way_of(visit.visitor)
         return {
             "root": visit.root,
+            "mount": visit.mount,
             "page": page,
+            "database": visit.name if source is not None else None,
+            "databases": sorted(visit.seen),
             "signed_in": bool(visit.rights),
             "rights": visit.rights,
             "role": "operator" if visit.rights >= OPERATOR else "reader",
             "has_login": self._gate.has_login,
             "notice": None,
-            "on_standby": bool(visit.rights) and self._connections.on_standby,
-            "live": way_of(visit.visitor) if visit.visitor.method in SAFE_METHODS else None,
-            "seen": self.live.number,
+            "on_standby": bool(visit.rights) and source is not None and source.connections.on_standby,
+            "live": way if visit.visitor.method in SAFE_METHODS else None,
+            "seen": "" if source is None else source.live.number,
         }
 
     # What is no page --------------------------------------------------------------------------------------------------
@@ -224,18 +228,27 @@ class Dashboard:
                 return found
             raise _not_found()
         if route.name == "metrics":
-            return await self._metrics.answer(request.headers.get("accept", ""))
-        if route.name == "events":
-            return self.live.answer(visit.visitor)
+            of = [visit.source] if visit.source is not None else [self.sources[name] for name in visit.seen]
+            return await metrics.answer(request.headers.get("accept", ""), [source.metrics for source in of])
+        if route.name == "events" and visit.source is not None:
+            return visit.source.live.answer(visit.visitor)
+        if route.name == "databases":
+            return await self._all(visit, request.query_params.get("q"))
         if route.name == "sign_out":
-            response = _redirect(visit, "/login" if self._gate.has_login else "/")
-            response.delete_cookie(**{**cookie_settings(visit.visitor, visit.root, self._place.public_url)})
+            response = _redirect(visit.mount, "/login" if self._gate.has_login else "/")
+            response.delete_cookie(**{**cookie_settings(visit.visitor, visit.mount, self._place.public_url)})
             return response
         if not self._gate.has_login:
-            return _redirect(visit, "/")
+            return _redirect(visit.mount, "/")
         if route.name == "login":
             return self._login(visit, request.query_params.get("next", "/"))
         return await self._sign_in(request, visit)
+
+    async def _all(self, visit: Visit, query: str | None) -> Response:
+        """The page of all databases that the visitor may see. Each is asked at the same time."""
+        answers = await asyncio.gather(*(self.sources[name].standing() for name in visit.seen))
+        found = dict(zip(visit.seen, answers, strict=True))
+        return self._shown(visit, page_of_all.page_of(found, query.strip() or None if query else None))
 
     def _login(self, visit: Visit, wanted: str, *, wrong: bool = False) -> Response:
         data = self._common(visit) | {"next": wanted, "wrong": wrong, "signed_in": False}
@@ -247,11 +260,11 @@ class Dashboard:
         cookie = self._gate.sign_in(form.get("secret", [""])[-1].strip(), visit.visitor)
         if cookie is None:
             return self._login(visit, wanted, wrong=True)
-        response = _redirect(visit, wanted if _is_ours(wanted) else "/")
+        response = _redirect(visit.mount, wanted if _is_ours(wanted) else "/")
         response.set_cookie(
             value=cookie,
             max_age=SESSION_SECONDS,
-            **cookie_settings(visit.visitor, visit.root, self._place.public_url),
+            **cookie_settings(visit.visitor, visit.mount, self._place.public_url),
         )
         return response
 
@@ -269,8 +282,9 @@ def made(
     redact_with: Function | None = None,
     actor: Actor | None = None,
     read_only: bool = False,
+    databases: Sequence[Database] = (),
 ) -> Dashboard:
-    """The dashboard with these options. Raises InvalidOption."""
+    """The dashboard with these options. Without databases it is that of the configured one. Raises InvalidOption."""
     if not isinstance(auth, Secrets | Open) and not callable(auth):
         raise InvalidOption(f"auth: give a function of a visitor, or Secrets, not {type(auth).__name__}")
     if isinstance(redact, str) or isinstance(trusted, str):
@@ -280,50 +294,23 @@ def made(
     patterns = DEFAULT_PATTERNS if redact is None else tuple(redact)
     if actor is not None and not callable(actor):
         raise InvalidOption(f"actor: give a function of a visitor, not {type(actor).__name__}")
+    for each in databases:
+        normalize(each.dsn)  # a wrong one is said here, and not by each page
     return Dashboard(
-        Gate(auth, actor, read_only=read_only), Redaction(patterns, redact_with), Place(public_url, networks(trusted))
+        Gate(auth, actor, read_only=read_only),
+        Redaction(patterns, redact_with),
+        Place(public_url, networks(trusted)),
+        databases,
     )
 
 
-def _path(scope: Scope) -> str:
-    """The path below the mount. ASGI has the mount in it. Under WSGI it stands apart, and not every a2wsgi puts it
-    before the path: there the environ is read."""
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    if (environ := scope.get("wsgi_environ")) is not None:
-        path = str(environ.get("PATH_INFO", path.encode().decode("latin-1"))).encode("latin-1").decode(errors="replace")
-    elif root and (path == root or path.startswith(f"{root}/")):
-        path = path[len(root) :]
-    return path or "/"
-
-
-def _stripped(path: str, root: str) -> str:
-    """The path of a page. A proxy may leave the path of the public URL before it, so it is taken off, unless the path
-    as it is names a page. Else the login would send a browser to the login for ever."""
-    route, _, known = match("GET", path)
-    if root and route is None and not known and (path == root or path.startswith(f"{root}/")):
-        return path[len(root) :] or "/"
-    return path
-
-
-def _headers(request: Request) -> dict[str, str]:
-    """The headers by name. Several of one name are joined as HTTP says: a proxy may add a line of its own to ours."""
-    found: dict[str, str] = {}
-    for name, value in request.headers.items():
-        joint = "; " if name == "cookie" else ", "
-        found[name] = f"{found[name]}{joint}{value}" if name in found else value
-    return found
-
-
-def _peer(request: Request) -> str:
-    """The address that the request came from. a2wsgi leaves it out where the server does not name a port."""
-    if request.client is not None:
-        return request.client.host
-    return str(request.scope.get("wsgi_environ", {}).get("REMOTE_ADDR", ""))
-
-
-def _query(request: Request) -> str:
-    """The query as it came. Not by `request.url`, which cannot be made if the Host header is nonsense."""
-    return bytes(request.scope.get("query_string", b"")).decode("latin-1")
+def databases_of(given: Mapping[str, str] | None) -> tuple[Database, ...]:
+    """The databases of the option of `app`, a DSN by name. Raises InvalidOption."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping) or not all(isinstance(each, str) for item in given.items() for each in item):
+        raise InvalidOption('databases: give a DSN for each name, such as {"a": "postgresql://app@one/shop_a"}')
+    return named(f"{name}={dsn}" for name, dsn in given.items())
 
 
 def _is_ours(path: str) -> bool:
@@ -336,8 +323,8 @@ def _is_ours(path: str) -> bool:
     return path.isprintable() and place.startswith("/") and not place.startswith("//") and not {".", ".."} & {*parts}
 
 
-def _redirect(visit: Visit, path: str) -> RedirectResponse:
-    return RedirectResponse(visit.root + path, 303, rendering.HEADERS)
+def _redirect(root: str, path: str) -> RedirectResponse:
+    return RedirectResponse(root + path, 303, rendering.HEADERS)
 
 
 async def _form(request: Request) -> dict[str, list[str]]:

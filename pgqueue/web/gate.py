@@ -56,6 +56,11 @@ class Gate:
         """Whether there is a page to sign in."""
         return isinstance(self._auth, Secrets)
 
+    @property
+    def asks_application(self) -> bool:
+        """Whether the application's function decides, which may tell databases apart."""
+        return not isinstance(self._auth, Secrets | Open)
+
     def actor_of(self, visitor: Visitor) -> str:
         """The name under which a change of this visitor is recorded. Raises Problem if the application gives none."""
         if self._actor is None:

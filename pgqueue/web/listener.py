@@ -17,7 +17,6 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from pgqueue.admin.activity import achannels, amark
-from pgqueue.config import config
 from pgqueue.database import embedded
 from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic
@@ -80,7 +79,7 @@ class Listener:
     async def _listen(self) -> None:
         """Listen to the channels that are new. Without use of LISTEN there is no connection."""
         if self._conn is None:
-            dsn = config().listen_dsn
+            dsn = self._connections.config().listen_dsn
             if dsn is None:
                 return
             self._conn = await AsyncConnection.connect(

@@ -83,6 +83,8 @@ def problem_of(error: Exception) -> Problem:
         case PoolTimeout():
             text = f"No connection of the dashboard became free within {WAIT_SECONDS:.0f} seconds. Try again."
             return Problem(503, "The dashboard is busy", text, 5.0)
+        case TimeoutError():  # of a question that is still asked
+            return Problem(503, "The database does not answer", f"It has not answered in time. {AWAY}", 5.0)
         case psycopg.OperationalError():
             return Problem(503, "The database cannot be reached", f"{_line(error)}. {AWAY}", 5.0)
         case psycopg.Error() | Error():

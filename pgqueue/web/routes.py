@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pgqueue.web.access import NOTHING, READ
@@ -94,13 +94,45 @@ ROUTES = (
     Route("scale_workers", "POST", "/workers/scale", "workers", workers.scale),
 )
 
+OF_ALL = (
+    *(route for route in ROUTES if route.name in ("static", "login", "sign_in", "sign_out", "metrics")),
+    Route("databases", "GET", "/", READ),
+)
+"""The routes beside those of each database, if there are several. `dashboard.py` makes the page, of all sources."""
+SHARED = frozenset({"static", "login", "sign_in", "sign_out"})
+"""These are the same below the path of each database, whether there is such a database or not."""
+
+_DATABASE = re.compile(r"/db/([a-z0-9][a-z0-9_-]{0,39})(/.*)?", re.DOTALL)
 _PARTS = {"id": r"(?P<id>[1-9][0-9]{0,17})", "file": r"(?P<file>[a-z][a-z0-9_.-]{0,60})"}
 
 
-def match(method: str, path: str) -> tuple[Route | None, Mapping[str, str], bool]:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a path names: the database, the route and the parts. `known`: the path exists, maybe for another method."""
+
+    database: str | None
+    route: Route | None
+    parts: Mapping[str, str]
+    known: bool
+
+
+def find(method: str, path: str, *, several: bool) -> Found:
+    """What the path of a request names; `several`: whether each database has its own below `/db/NAME`."""
+    if not several:
+        return Found(None, *match(method, path))
+    said = _DATABASE.fullmatch(path)
+    if said is None:
+        return Found(None, *match(method, path, _OF_ALL))
+    route, parts, known = match(method, said[2] or "/")
+    return Found(None if route is not None and route.name in SHARED else said[1], route, parts, known)
+
+
+def match(
+    method: str, path: str, routes: Sequence[tuple[Route, re.Pattern[str]]] | None = None
+) -> tuple[Route | None, Mapping[str, str], bool]:
     """The route of a request, the parts of its path, and whether the path exists under another method. HEAD is GET."""
     wanted, known = "GET" if method == "HEAD" else method, False
-    for route, pattern in _PATTERNS:
+    for route, pattern in _PATTERNS if routes is None else routes:
         if found := pattern.fullmatch(path):
             if route.method == wanted:
                 return route, found.groupdict(), True
@@ -113,3 +145,4 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 _PATTERNS = tuple((route, _pattern(route.path)) for route in ROUTES)
+_OF_ALL = tuple((route, _pattern(route.path)) for route in OF_ALL)

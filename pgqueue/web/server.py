@@ -42,7 +42,7 @@ def serve(dashboard: Dashboard, host: str, port: int) -> None:
     with listening:
         log.warning("the dashboard is at http://%s:%d/", f"[{host}]" if ":" in host else host, *_port(listening))
         server = uvicorn.Server(config)
-        dashboard.live.ending = lambda: server.should_exit
+        dashboard.end_streams_when(lambda: server.should_exit)
         server.run(sockets=[listening])
 
 

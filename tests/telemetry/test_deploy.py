@@ -36,7 +36,7 @@ def queries() -> Iterator[str]:
     """What the panels ask, as Prometheus is asked."""
     for panel in board()["panels"]:
         for target in panel["targets"]:
-            yield target["expr"].replace("$__rate_interval", "5m").replace("$queue", ".*")
+            yield target["expr"].replace("$__rate_interval", "5m").replace("$queue", ".*").replace("$database", ".*")
 
 
 def names(queries: Iterator[str]) -> set[str]:
@@ -50,6 +50,22 @@ def test_the_board_shows_each_metric_and_no_other() -> None:
     assert {re.sub(r"_bucket$", "", name) for name in shown} == {metric.name for metric in METRICS}
     [variable] = [each for each in board()["templating"]["list"] if each["name"] == "queue"]
     assert names(iter([variable["query"]])) <= EXPORTED
+
+
+@pytest.mark.promise("F414")
+def test_each_panel_shows_each_database_by_itself() -> None:
+    """Naive is the sum or the maximum over all: one without workers hides behind another one."""
+    variables = {each["name"]: each for each in board()["templating"]["list"]}
+    assert variables["database"]["allValue"] == ".*", "also where there is no such label"
+    assert 'database=~"$database"' in variables["queue"]["query"]
+    for panel in board()["panels"]:
+        for target in panel["targets"]:
+            query = target["expr"]
+            aggregates = re.findall(r"\b(?:sum|max|min|avg|count)\b( by \(database\b)?", query)
+            assert aggregates and all(aggregates), query
+            selectors = re.findall(r"pgqueue_\w+(\{database=~\"\$database\")?", query)
+            assert selectors and all(selectors), query
+            assert "{{database}}" in target["legendFormat"], query
 
 
 @pytest.mark.promise("F170")

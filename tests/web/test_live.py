@@ -114,10 +114,10 @@ async def test_the_end_of_the_last_stream_is_the_end_of_the_listener(dsn: str, e
         async with streaming(made, READS):
             async with streaming(made, READS):
                 await listens(eyes)
-            assert len(made.live._streams) == 1
-            watching = made.live._task
+            assert len(made.sources[None].live._streams) == 1
+            watching = made.sources[None].live._task
             assert watching is not None and not watching.done() and eyes.one(CONNECTED) == 1
-        assert made.live._streams == set()
+        assert made.sources[None].live._streams == set()
         await until(lambda: watching.done() and eyes.one(CONNECTED) == 0)
         assert mine() == set(), "no task of a stream is left"
         async with streaming(made, READS) as again:
@@ -147,7 +147,7 @@ async def test_a_stream_that_begins_while_the_listener_ends_has_a_listener(
     async with dashboard_of(dsn) as made:
         async with streaming(made, READS):
             await listens(eyes)
-            ending = made.live._task
+            ending = made.sources[None].live._task
             monkeypatch.setattr(listener.Listener, "close", slowly)
         await asyncio.wait_for(closing.wait(), 10)
         monkeypatch.setattr(listener.Listener, "close", close)
@@ -168,7 +168,7 @@ async def test_a_stream_ends_by_itself_and_the_next_one_needs_the_rights_anew(
     async with dashboard_of(dsn, lambda visitor: rights[0]) as made:
         async with streaming(made, {}) as stream:
             await until(lambda: stream.sent[-1][1] == {"type": "http.response.body", "body": b""})
-            assert made.live._streams == set()
+            assert made.sources[None].live._streams == set()
         rights[0] = None
         async with streaming(made, {}) as refused:
             assert refused.status == 403 and refused.pushes == []
@@ -205,7 +205,7 @@ async def test_so_many_streams_and_no_more(dsn: str, monkeypatch: pytest.MonkeyP
     async with dashboard_of(dsn) as made, streaming(made, READS), streaming(made, READS):
         async with streaming(made, READS) as third:
             assert third.status == 503 and (b"retry-after", b"60") in third.sent[0][1]["headers"]
-        assert len(made.live._streams) == 2
+        assert len(made.sources[None].live._streams) == 2
 
 
 @pytest.mark.promise("F155")
@@ -224,7 +224,7 @@ async def test_a_browser_that_reads_nothing_does_not_hold_a_stream_for_ever(
     async with dashboard_of(dsn) as made:
         stuck = Stuck(READS)
         await asyncio.wait_for(made(stuck.scope, stuck.receive, stuck.send), 10)
-        assert made.live._streams == set()
+        assert made.sources[None].live._streams == set()
 
 
 @pytest.mark.promise("F155")
@@ -237,7 +237,7 @@ async def test_a_lost_database_ends_no_stream_and_it_goes_on_later(
         await listens(eyes)
         assert eyes.terminate("pgqueue web listen") == 1
         await listens(eyes)
-        assert len(made.live._streams) == 1
+        assert len(made.sources[None].live._streams) == 1
         pushes = len(stream.pushes)
         pgqueue.remote("web.live").enqueue(eyes.conn)
         await until(lambda: len(stream.pushes) > pushes)
@@ -247,9 +247,9 @@ async def test_a_lost_database_ends_no_stream_and_it_goes_on_later(
 async def test_which_visitors_have_a_stream(dsn: str) -> None:
     async with dashboard_of(dsn) as made, browsing(made) as browser:
         async with streaming(made, {}) as nobody:
-            assert nobody.status == 303 and made.live._task is None
+            assert nobody.status == 303 and made.sources[None].live._task is None
         async with streaming(made, bearer("wrong" * 5)) as wrong:
-            assert wrong.status == 401 and made.live._task is None
+            assert wrong.status == 401 and made.sources[None].live._task is None
         for secret in (READER_SECRET, OPERATOR_SECRET):
             async with streaming(made, bearer(secret)) as stream:
                 assert stream.status == 200
@@ -263,7 +263,7 @@ async def test_under_wsgi_there_is_no_stream_and_pages_say_so(dsn: str) -> None:
     """A stream would keep a thread of the server."""
     async with dashboard_of(dsn, lambda visitor: "read") as made:
         async with streaming(made, {}, wsgi_environ={}) as stream:
-            assert stream.status == 204 and made.live._task is None
+            assert stream.status == 204 and made.sources[None].live._task is None
 
         async def wsgi(scope: Any, receive: Any, send: Any) -> None:
             await made(scope | {"wsgi_environ": {}}, receive, send)

@@ -66,13 +66,13 @@ def test_the_pool_outlives_its_requests(dsn: str, eyes: Any, mount: Mount) -> No
     made = dashboard.made(lambda visitor: "read")
     with mount(made) as client:
         assert client.get(f"{ROOT}/queues").status_code == 200
-        pool, sessions = made._connections._pool, eyes.one(SESSIONS)
+        pool, sessions = made.sources[None].connections._pool, eyes.one(SESSIONS)
         assert len(sessions) == 1
         for path in PAGES[1:]:
             assert client.get(f"{ROOT}{path}").status_code == 200
-        assert made._connections._pool is pool and eyes.one(SESSIONS) == sessions
+        assert made.sources[None].connections._pool is pool and eyes.one(SESSIONS) == sessions
         assert client.get(f"{ROOT}/").status_code == 200, "its parts are read at the same time"
-        assert made._connections._pool is pool and set(sessions) <= set(eyes.one(SESSIONS))
+        assert made.sources[None].connections._pool is pool and set(sessions) <= set(eyes.one(SESSIONS))
         assert len(eyes.one(SESSIONS)) <= CONNECTIONS_MOST
     wait_until(lambda: eyes.one(SESSIONS) is None)
 

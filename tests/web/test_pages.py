@@ -815,10 +815,10 @@ def test_nothing_is_connected_before_the_first_request_and_another_loop_has_its_
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue web'"
     assert eyes.one(count) == 0
     assert asyncio.run(ask(1)) == {200}
-    first = made._connections._pool
+    first = made.sources[None].connections._pool
     # The first loop has ended, and with it all that would open another connection for its pool.
     assert asyncio.run(ask(4)) == {200}
-    assert made._connections._pool is not first
+    assert made.sources[None].connections._pool is not first
 
 
 @pytest.mark.promise("F162")
@@ -856,7 +856,7 @@ async def test_the_server_tells_of_its_end_and_the_connections_are_closed(dsn: s
 
         await made({"type": "lifespan"}, receive, send)
         assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-        assert made._connections._pool is None
+        assert made.sources[None].connections._pool is None
         assert (await browser.get("/queues")).status_code == 200, "a request opens it again"
         told.clear()
         await made({"type": "websocket"}, receive, send)
@@ -868,7 +868,7 @@ async def test_a_pool_that_was_closed_is_made_anew(dsn: str) -> None:
     """As when an application cancels every task of its loop, and goes on."""
     async with dashboard_of(dsn, lambda visitor: "read") as made, browsing(made) as browser:
         assert (await browser.get("/queues")).status_code == 200
-        closing = made._connections._closing
+        closing = made.sources[None].connections._closing
         assert closing is not None
         closing.cancel()
         await asyncio.wait([closing])

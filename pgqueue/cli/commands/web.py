@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from pgqueue.cli.options import app_dir, database, given, log_options
+from pgqueue.cli.options import app_dir, database, databases_said, given, log_options
 
 
 @click.command("web")
@@ -51,6 +51,9 @@ def command(
     different texts of 20 characters or more. With --redact and a pattern such as '*iban*' the values of these keys are
     hidden, as those of passwords and tokens are.
 
+    With several databases, of --database or PGQUEUE_DATABASES, the first page has a row for each, and each has its own
+    dashboard below /db/NAME/.
+
     \b
     Examples:
       PGQUEUE_WEB_READER=… PGQUEUE_WEB_OPERATOR=… pgqueue web --auth
@@ -65,6 +68,7 @@ def command(
     from pgqueue.cli import logs
     from pgqueue.cli.task_modules import declared_in
     from pgqueue.config import config, configure
+    from pgqueue.databases import named, of_environment, only
     from pgqueue.distribution import needs_extra
 
     with needs_extra("web"):
@@ -76,12 +80,20 @@ def command(
     logs.set_up(log_level, log_format)
     declared_in(modules, app_dir)
     configure(**given(ctx))  # type: ignore[arg-type]  # the command line comes before what a module has configured
-    config().require_dsn()
+    said, chosen = databases_said(ctx)
+    databases = () if "dsn" in given(ctx) else named(said) or of_environment()
+    if chosen is not None:
+        if not databases:
+            raise click.UsageError("--only is for several databases: name them by --database or PGQUEUE_DATABASES")
+        databases = (only(databases, chosen),)
+    if not databases:
+        config().require_dsn()
     made = dashboard.made(
         secrets.from_environment(os.environ) if auth else gate.Open(),
         public_url=public_url,
         trusted=proxies,
         read_only=read_only,
         redact=() if no_redaction else (*redaction.DEFAULT_PATTERNS, *patterns),
+        databases=databases,
     )
     server.serve(made, host, port)

@@ -1,0 +1,87 @@
+"""The page of all databases: a row for each that says how it stands, and the way from an id to its database.
+
+Called by `dashboard.py` with what each source has answered. Pure: it reads no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from pgqueue.jobs.values import HIGHEST_ID, digits
+from pgqueue.web.pages.findings import verdict
+from pgqueue.web.pages.page import Page, plain
+from pgqueue.web.problems import Problem
+from pgqueue.web.standing import Standing
+
+LEVELS = ("away", "critical", "warning", "well")
+NUMBER_BITS = 43
+"""An id is the number of its database times 2 to this power, and more (`migrate --number`)."""
+
+Answer = tuple[Standing | None, Problem | None, datetime | None]
+"""How a database stands; or why that is not known, and since when."""
+
+
+def page_of(answers: Mapping[str, Answer], query: str | None) -> Page:
+    """A row for each database, those that need somebody first. `query`: what is typed into the search field."""
+    rows = sorted((_row(name, *answer) for name, answer in answers.items()), key=_severity)
+    search = None
+    if query is not None:
+        to, search = _found(query, answers)
+        if to is not None:
+            return Page("databases.html", (), to=to)
+    return Page("databases.html", rows, {"search": search}, {"now": datetime.now(UTC)})
+
+
+def _row(name: str, standing: Standing | None, problem: Problem | None, since: datetime | None) -> dict[str, Any]:
+    numbers = ("number", "waiting", "running", "failed", "completed", "oldest", "workers")
+    row: dict[str, Any] = {"database": name, "place": f"/db/{name}/"}
+    if standing is None:
+        text = "" if problem is None else problem.text
+        said = {"level": "away", "title": "Not known" if problem is None else problem.title, "text": text}
+        return row | {"verdict": said, "finding": None, "since": since} | dict.fromkeys(numbers)
+    finding = standing.findings[0] if standing.findings else None
+    return row | {
+        "verdict": verdict(standing.findings, standing.failed),
+        "finding": plain(finding),
+        "since": None,
+        **{each: plain(getattr(standing, each)) for each in numbers},
+    }
+
+
+def _severity(row: Mapping[str, Any]) -> int:
+    return LEVELS.index(row["verdict"]["level"])
+
+
+def _found(query: str, answers: Mapping[str, Answer]) -> tuple[str | None, dict[str, Any] | None]:
+    """Where the job of this id is; else what to do, and the databases in which to search on."""
+    words = query.split()
+    id = digits(words[0].removeprefix("id:")) if len(words) == 1 else None
+    if id is None or not 1 <= id <= HIGHEST_ID:
+        text = "Over all databases only the id of a job is found. Choose the database in which to search."
+        return None, _choice(query, text, answers)
+    number = (id - 1) >> NUMBER_BITS
+    names = [name for name, (standing, *_) in answers.items() if standing is not None and standing.number == number]
+    away = [name for name, (standing, *_) in answers.items() if standing is None]
+    if len(names) == 1 and not away:
+        return f"/db/{names[0]}/jobs/{id}", None
+    if names:
+        text = f"Job {id} is in a database with the number {number}. Choose it: {_why(names, away)}."
+        return None, _choice(query, text, [*names, *away])
+    if away:
+        return None, _choice(query, f"No database that answers has the number {number} of job {id}.", away)
+    return None, _choice(query, f"No database has the number {number} of job {id}.", ())
+
+
+def _why(names: Sequence[str], away: Sequence[str]) -> str:
+    """Why the number does not say which database it is."""
+    if len(names) > 1:
+        return f"{' and '.join(names)} have one number"
+    return f"{' and '.join(away)} may have the same number and does not answer"
+
+
+def _choice(query: str, text: str, names: Sequence[str] | Mapping[str, object]) -> dict[str, Any]:
+    places = {name: f"/db/{name}/jobs?{urlencode({'q': query})}" for name in names}
+    return {"query": query, "text": text, "places": places}

@@ -1,0 +1,62 @@
+"""A question to a database that many visitors ask at once: it is asked once, and they share the answer.
+
+Used for the page of all databases and for metrics.
+
+Why a database that is away delays no other one:
+
+1. The question is asked in a task of its own. A visitor who waits for it waits for a given time and not longer, and
+   nothing of the task is waited for then. The end of a visitor does not end the task.
+2. There is one task for a question at most, however many visitors ask and however often. So a database that hangs costs
+   one task and one connection.
+3. An answer is good for `SAME_SECONDS`, and so is a failure. A task belongs to its loop: another loop asks anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from pgqueue.steady_clock import monotonic
+
+T = TypeVar("T")
+
+SAME_SECONDS = 1.0
+TASK = "pgqueue web question"
+
+
+class Shared(Generic[T]):
+    """The question `ask`, and its last answer."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._task: asyncio.Task[T] | None = None
+        self._ended = 0.0
+
+    async def answer(self, seconds: float | None) -> T:
+        """The answer, at most `SAME_SECONDS` old. Raises TimeoutError after so long, and what `ask` raises."""
+        task = self._task
+        if task is None or task.get_loop() is not asyncio.get_running_loop() or self._is_old(task):
+            task = self._task = asyncio.create_task(self._asked(), name=TASK)
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # there may be no one to hear it
+        if not (await asyncio.wait({task}, timeout=seconds))[0]:
+            raise TimeoutError
+        return task.result()
+
+    async def close(self) -> None:
+        """Ask no more."""
+        task, self._task = self._task, None
+        if task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop():
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # of the question; that we are cancelled comes later
+                await task
+
+    async def _asked(self) -> T:
+        try:
+            return await self._ask()
+        finally:
+            self._ended = monotonic()
+
+    def _is_old(self, task: asyncio.Task[T]) -> bool:
+        return task.done() and monotonic() >= self._ended + SAME_SECONDS

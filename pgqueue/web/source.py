@@ -1,0 +1,62 @@
+"""One database of the dashboard: its connections, its streams, its gauges, and how it stands.
+
+Made by `dashboard.py`, one for each database. What a request reads and changes goes through the source that its path
+names, and through nothing else.
+
+Why a request never reaches the database of another one:
+
+1. A source is made with its database, which never changes. Its connections are told that database, whatever the
+   context is in which they are opened. So is the listener of its streams, which asks them.
+2. The source of a request is looked up once, by the name in its path. What a page is asked (`Asked`) has the
+   connections of that source alone.
+3. `current` is the database of the source while a page is made, and a task that begins then has a copy of it. So what
+   code asks of the configuration is about that database, too. When the page is made, the caller has again what it had.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from pgqueue.databases import Database, within
+from pgqueue.web.connections import Connections
+from pgqueue.web.live import Live
+from pgqueue.web.metrics import Metrics
+from pgqueue.web.problems import Problem, problem_of
+from pgqueue.web.shared import Shared
+from pgqueue.web.standing import Standing, standing
+
+ANSWER_SECONDS = 2.0
+"""So long the page of all waits for a database. One that is away says so within a second, mostly."""
+
+
+class Source:
+    """A database of the dashboard. None is the configured one. `name`: that of the database, if there are several."""
+
+    def __init__(self, database: Database | None = None, name: str | None = None) -> None:
+        self.database = database
+        self.connections = Connections(database)
+        self.live = Live(self.connections)
+        self.metrics = Metrics(self.connections, name)
+        self._standing = Shared(self._look)
+        self._away_since: datetime | None = None
+
+    async def standing(self) -> tuple[Standing | None, Problem | None, datetime | None]:
+        """How it stands; or why that is not known, and since when."""
+        try:
+            found = await self._standing.answer(ANSWER_SECONDS)
+        except Exception as error:
+            self._away_since = self._away_since or datetime.now(UTC)
+            return None, problem_of(error), self._away_since
+        self._away_since = None
+        return found, None, None
+
+    async def close(self) -> None:
+        """End its streams and close its connections."""
+        await self._standing.close()
+        await self.metrics.close()
+        await self.live.close()
+        await self.connections.close()
+
+    async def _look(self) -> Standing:
+        with within(self.database):
+            return await self.connections.read(standing)

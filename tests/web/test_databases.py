@@ -1,0 +1,462 @@
+"""The dashboard over several databases: a page of all, and each with a dashboard of its own below `/db/NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from dashboards import (
+    OPERATOR_SECRET,
+    READER_SECRET,
+    SAME_SITE,
+    SECRETS,
+    bearer,
+    browsing,
+    dashboard_of,
+    press,
+    signed_in,
+)
+from mounts import MOUNTS, ROOT, Mount
+from prometheus_client.parser import text_string_to_metric_families
+from psycopg import sql
+from workers import until
+
+import pgqueue
+from pgqueue.admin.depth import Count
+from pgqueue.admin.doctor import Finding
+from pgqueue.config import config
+from pgqueue.databases import Database, current, named
+from pgqueue.errors import InvalidOption
+from pgqueue.pytest_plugin import Databases
+from pgqueue.web import Visitor, connections, dashboard, rendering, shared
+from pgqueue.web.access import ACTIONS
+from pgqueue.web.connections import Connections
+from pgqueue.web.routes import OF_ALL, ROUTES, SHARED, find
+from pgqueue.web.shared import Shared
+from pgqueue.web.source import Source
+from pgqueue.web.standing import Standing
+
+JSON = {"accept": "application/json"}
+AWAY = "postgresql://nobody@127.0.0.1:1/away?connect_timeout=2"
+
+
+@pytest.fixture(scope="module")
+def other_dsn(pgqueue_databases: Databases) -> Iterator[str]:
+    """A second database, which has the number 1."""
+    with pgqueue_databases.copy() as made:
+        pgqueue.migrate(made, number=1)
+        yield made
+
+
+@pytest.fixture
+def both(dsn: str, other_dsn: str) -> tuple[Database, ...]:
+    return named((f"a={dsn}", f"b={other_dsn}"))
+
+
+def enqueue(dsn: str, queue: str) -> int:
+    with psycopg.connect(dsn) as conn:
+        return pgqueue.remote("shop.pay").using(queue=queue).enqueue(conn).id
+
+
+def read_all(visitor: Visitor) -> str:
+    return "read"
+
+
+@asynccontextmanager
+async def over(databases: tuple[Database, ...], auth: Any = read_all) -> AsyncIterator[httpx.AsyncClient]:
+    """A browser at a dashboard of these."""
+    async with dashboard_of(None, auth, databases=databases) as made, browsing(made) as browser:
+        yield browser
+
+
+async def rows(browser: httpx.AsyncClient) -> dict[str, Any]:
+    """The rows of the page of all by their databases."""
+    answer = await browser.get("/", headers=JSON)
+    assert answer.status_code == 200, answer.text
+    return {each["database"]: each for each in answer.json()["items"]}
+
+
+# The page of all -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F409")
+async def test_the_page_of_all_has_a_row_for_each_and_each_leads_to_its_dashboard(
+    dsn: str, other_dsn: str, both: tuple[Database, ...]
+) -> None:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("INSERT INTO pgqueue.job (task, queue, enqueued_at) VALUES ('t', 'mail', now() - interval '2 h')")
+    async with over(both) as browser:
+        found = await rows(browser)
+        assert list(found) == ["a", "b"], "the one that needs somebody comes first"
+        assert (found["a"]["waiting"], found["a"]["number"], found["b"]["number"]) == ({"n": 1, "exact": True}, 0, 1)
+        assert found["a"]["verdict"]["title"] != "All is well" and "mail" in found["a"]["finding"]["what"]
+        assert (found["b"]["verdict"]["title"], found["b"]["finding"]) == ("All is well", None)
+        for name in ("oldest", "running", "failed", "completed", "workers", "since"):
+            assert name in found["a"]
+        page = await browser.get("/")
+        assert 'href="/db/a/"' in page.text and 'href="/db/b/"' in page.text and "All is well" in page.text
+        for name in ("a", "b"):
+            overview = await browser.get(f"/db/{name}/")
+            assert overview.status_code == 200 and f'title="{name}: all databases"' in overview.text
+            links = set(re.findall(r'(?:href|action)="(/[^"]*)"', overview.text))
+            assert {each for each in links if not each.startswith((f"/db/{name}/", "/static/"))} == {
+                "/",
+                "/logout",
+            } & links
+        assert (await browser.get("/jobs")).status_code == 404, "no database is meant"
+
+
+@pytest.mark.promise("F409")
+async def test_each_page_is_below_the_path_of_its_database(both: tuple[Database, ...]) -> None:
+    for route in ROUTES:
+        path = route.path.replace("{id}", "7").replace("{file}", "pgqueue.css")
+        found = find(route.method, f"/db/a{path}", several=True)
+        assert found.route is route and found.database == (None if route.name in SHARED else "a")
+    assert [route.name for route in OF_ALL] == ["static", "login", "sign_in", "sign_out", "metrics", "databases"]
+    async with over(both) as browser:
+        for route in ROUTES:
+            if route.method == "GET" and route.page and "{" not in route.path and route.needs == "read":
+                answer = await browser.get(f"/db/b{route.path}", headers=JSON)
+                assert answer.status_code in (200, 400), (route.path, answer.text)  # 400: it wants a name
+
+
+@pytest.mark.promise("F409")
+@pytest.mark.parametrize("mount", MOUNTS.values(), ids=MOUNTS.keys())
+def test_one_login_is_for_all_and_links_stay_below_the_mount(
+    dsn: str, both: tuple[Database, ...], mount: Mount
+) -> None:
+    enqueue(dsn, "mail")
+    made = dashboard.made(SECRETS, databases=both)
+    with mount(made) as client:
+        asked = client.get(f"{ROOT}/db/a/queues?x=1")
+        assert (asked.status_code, asked.headers["location"]) == (303, f"{ROOT}/login?next=%2Fdb%2Fa%2Fqueues%3Fx%3D1")
+        assert client.get(f"{ROOT}/db/a/static/pgqueue.css").status_code == 200
+        form = {"secret": SECRETS.operator, "next": "/db/a/queues?x=1"}
+        signed = client.post(f"{ROOT}/login", data=form, headers=SAME_SITE)
+        assert signed.headers["location"] == f"{ROOT}/db/a/queues?x=1"
+        assert f"path={ROOT};" in signed.headers["set-cookie"].lower()
+        for path in ("/", "/db/a/queues", "/db/b/", "/db/b/jobs"):
+            page = client.get(f"{ROOT}{path}")
+            assert page.status_code == 200
+            links = set(re.findall(r'(?:href|action|src|data-events)="([^"]*)"', page.text))
+            assert [each for each in links if not each.startswith((f"{ROOT}/", "#"))] == [], path
+            assert f"{ROOT}{rendering.asset('pgqueue.css')}" in links
+        changed = client.post(f"{ROOT}/db/a/pause", data={"queue": "mail"}, headers=SAME_SITE)
+        assert (changed.status_code, changed.headers["location"]) == (303, f"{ROOT}/db/a/queues?did=paused")
+        left = client.post(f"{ROOT}/logout", headers=SAME_SITE)
+        assert left.headers["location"] == f"{ROOT}/login" and f"path={ROOT}" in left.headers["set-cookie"].lower()
+
+
+@pytest.mark.promise("F409")
+async def test_the_path_of_a_public_url_is_taken_off_before_that_of_a_database(both: tuple[Database, ...]) -> None:
+    for url in ("https://ops.example/db", "https://ops.example/ops"):
+        async with dashboard_of(None, read_all, databases=both, public_url=url) as made, browsing(made) as browser:
+            root = url.removeprefix("https://ops.example")
+            for path in ("/db/b/jobs", f"{root}/db/b/jobs"):  # a proxy takes it off, or leaves it
+                page = await browser.get(path)
+                assert page.status_code == 200 and f'href="{root}/db/b/queues"' in page.text
+
+
+@pytest.mark.promise("F409")
+async def test_with_one_database_nothing_is_below_another_path(dsn: str, other_dsn: str) -> None:
+    one = named([f"b={other_dsn}"])
+    async with dashboard_of(dsn, read_all, databases=one) as made, browsing(made) as browser:
+        assert (await browser.get("/db/b/")).status_code == 404
+        page = await browser.get("/queues")
+        assert page.status_code == 200 and "all databases" not in page.text
+        assert (await browser.get("/", headers=JSON)).json()["about"]["database"] in other_dsn
+        assert "database=" not in (await browser.get("/metrics")).text
+
+
+def test_wrong_databases_are_refused_when_the_dashboard_is_made() -> None:
+    for wrong in (
+        {"a b": "postgresql:///x"},
+        {"a": 7},
+        ["a=postgresql:///x"],
+        {"a": "postgresql:///x", "b": "mysql://x"},
+    ):
+        with pytest.raises(InvalidOption) as refused:
+            pgqueue.web.app(auth=read_all, databases=wrong)  # type: ignore[arg-type]
+        assert "database" in str(refused.value) or "dsn" in str(refused.value)
+
+
+@pytest.mark.promise("F409")
+async def test_the_page_of_fifty_databases_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding(
+        "unserved", "critical", f"queue {'q' * 60} has 12,000 jobs and no live worker", "start one", "the docs"
+    )
+    count = Count(123_456, False)
+
+    async def stands(self: Source) -> tuple[Standing, None, None]:
+        return Standing(7, count, count, 1234, 99_999, 86_400.0, 40, (finding,) * 9), None, None
+
+    monkeypatch.setattr(Source, "standing", stands)
+    many = tuple(Database(f"europe-customers-of-region-{n}", AWAY) for n in range(50))
+    async with over(many, lambda visitor: ACTIONS) as browser:
+        page = await browser.get("/")
+        assert page.status_code == 200 and page.text.count("<tr") == 51 and len(page.content) < 60_000
+
+
+# One that is away ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F410")
+async def test_one_that_is_away_is_a_row_that_says_so_since_when(
+    dsn: str, both: tuple[Database, ...], eyes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start and later."""
+    monkeypatch.setattr(connections, "SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(shared, "SAME_SECONDS", 0.0)
+    [name] = re.findall(r"dbname=(\w+)|/(\w+)(?:\?|$)", both[1].dsn)[-1:]
+    place = sql.Identifier("".join(name))
+    async with over((Database("nowhere", AWAY), *both)) as browser:
+
+        def stands(database: str, title: str) -> Callable[[], bool | Awaitable[bool]]:
+            async def look() -> bool:
+                return bool((await rows(browser))[database]["verdict"]["title"] == title)
+
+            return look
+
+        first = await rows(browser)
+        assert next(iter(first)) == "nowhere" and first["nowhere"]["verdict"]["level"] == "away"
+        assert first["nowhere"]["waiting"] is None and "127.0.0.1:1" in first["nowhere"]["verdict"]["text"]
+        again = await rows(browser)
+        assert again["nowhere"]["since"] == first["nowhere"]["since"] is not None
+        page = await browser.get("/")
+        assert "The database cannot be reached" in page.text and 'href="/db/nowhere/"' in page.text
+        assert (await browser.get("/db/nowhere/jobs")).status_code == 503
+        await until(stands("b", "All is well"))
+        try:
+            eyes.conn.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(place))
+            eyes.conn.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", ("".join(name),)
+            )
+            await until(stands("b", "The database cannot be reached"))
+            await until(stands("a", "All is well"))
+        finally:
+            eyes.conn.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(place))
+        await until(stands("b", "All is well"))
+        assert (await rows(browser))["b"]["since"] is None
+
+
+@pytest.mark.promise("F410")
+async def test_one_that_hangs_keeps_no_other_from_the_page(dsn: str, other_dsn: str) -> None:
+    """Naive: each is waited for, or asked one after the other. The attempt to connect takes 30 s here."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
+        frozen = f"postgresql://app@127.0.0.1:{silent.getsockname()[1]}/x"
+        async with over(named((f"frozen={frozen}", f"a={dsn}", f"b={other_dsn}"))) as browser:
+            found = await rows(browser)
+            while "away" in (found["a"]["verdict"]["level"], found["b"]["verdict"]["level"]):  # a busy machine
+                found = await rows(browser)
+            assert found["frozen"]["verdict"]["title"] == "The database does not answer"
+            scraped = (await browser.get("/metrics")).text
+            assert 'database="a"' in scraped and 'database="frozen"' not in scraped
+
+
+@pytest.mark.promise("F410")
+async def test_a_question_is_asked_once_however_many_wait_and_leave() -> None:
+    asked, may_end = 0, asyncio.Event()
+
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        await may_end.wait()
+        return asked
+
+    question = Shared(ask)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await question.answer(0)
+    leaving = asyncio.create_task(question.answer(60))
+    staying = asyncio.create_task(question.answer(60))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    may_end.set()
+    assert await staying == 1 == asked, "the end of one that waits does not end the question"
+    await question.close()
+
+
+# From an id to its database ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F411")
+async def test_an_id_finds_its_database_by_the_number(
+    dsn: str, other_dsn: str, both: tuple[Database, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.web.source.ANSWER_SECONDS", 60.0)
+    mine, theirs = enqueue(dsn, "mail"), enqueue(other_dsn, "mail")
+    async with over(both) as browser:
+        for id, name in ((mine, "a"), (theirs, "b")):
+            for query in (str(id), f"id:{id}", f"  {id} "):
+                found = await browser.get("/", params={"q": query})
+                assert (found.status_code, found.headers["location"]) == (303, f"/db/{name}/jobs/{id}"), query
+            assert (await browser.get(f"/db/{name}/jobs/{id}")).status_code == 200
+        for query in ("order:7", "order_id=7", "state:failed", "0", "9" * 19, "1 2"):
+            answer = await browser.get("/", params={"q": query}, headers=JSON)
+            search = answer.json()["search"]
+            assert "Choose the database" in search["text"] and set(search["places"]) == {"a", "b"}
+            page = await browser.get("/", params={"q": query})
+            assert page.status_code == 200 and "Search in a" in page.text
+        none = (await browser.get("/", params={"q": str((5 << 43) + 1)}, headers=JSON)).json()["search"]
+        assert none["text"].startswith("No database has the number 5") and none["places"] == {}
+    async with over((*both, Database("c", both[0].dsn))) as browser:
+        same = (await browser.get("/", params={"q": str(mine)}, headers=JSON)).json()["search"]
+        assert "a and c have one number" in same["text"] and set(same["places"]) == {"a", "c"}
+    async with over((*both, Database("nowhere", AWAY))) as browser:
+        away = (await browser.get("/", params={"q": str((5 << 43) + 1)}, headers=JSON)).json()["search"]
+        assert away["text"].startswith("No database that answers") and set(away["places"]) == {"nowhere"}
+
+
+# A request and its database ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F412")
+async def test_a_change_of_one_touches_no_other(dsn: str, other_dsn: str, both: tuple[Database, ...]) -> None:
+    ids = {"a": enqueue(dsn, "mail"), "b": enqueue(other_dsn, "mail")}
+    async with over(both, lambda visitor: ACTIONS) as browser:
+        paused = await press(browser, "/db/a/pause", queue="mail")
+        assert "a: all databases" in paused.text
+        await press(browser, f"/db/a/jobs/{ids['a']}/cancel")
+        made = await press(browser, "/db/a/enqueue", task="shop.pay", args="{}", queue="new")
+        assert made.status_code == 200
+        wrong = await browser.post(f"/db/a/jobs/{ids['b']}/cancel", headers=SAME_SITE)
+        assert wrong.status_code == 404
+    asked = (
+        "SELECT (SELECT count(*) FROM pgqueue.audit), (SELECT count(*) FROM pgqueue.queue WHERE paused_at IS NOT NULL)"
+    )
+    with psycopg.connect(dsn) as one, psycopg.connect(other_dsn) as other:
+        assert one.execute(asked).fetchone() == (3, 1)
+        assert other.execute(asked).fetchone() == (0, 0)
+        assert other.execute("SELECT state FROM pgqueue.job WHERE id = %s", (ids["b"],)).fetchone() == ("available",)
+
+
+@pytest.mark.promise("F412")
+async def test_pages_at_the_same_time_are_each_of_their_database(
+    dsn: str, other_dsn: str, both: tuple[Database, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: one database is the current one of the process while a page is made. Another page begins meanwhile."""
+    enqueue(dsn, "only_in_a"), enqueue(other_dsn, "only_in_b")
+    pgqueue.configure(dsn=AWAY)
+    seen = list[tuple[str | None, str | None]]()
+    read = Connections.read
+
+    async def watched(self: Connections, ask: Any) -> Any:
+        await asyncio.sleep(0)  # so that the others go on between the choice and the read
+        seen.append((config().dsn, self.config().dsn))
+        return await read(self, ask)
+
+    monkeypatch.setattr(Connections, "read", watched)
+    async with over(both) as browser:
+        names = ["a", "b"] * 8
+        pages = await asyncio.gather(*(browser.get(f"/db/{name}/queues") for name in names))
+        for name, page in zip(names, pages, strict=True):
+            assert page.status_code == 200, page.text
+            assert (f"only_in_{name}" in page.text, page.text.count("only_in_") > 0) == (True, True)
+            assert f"only_in_{'b' if name == 'a' else 'a'}" not in page.text
+        assert current.get() is None and config().dsn == AWAY, "the caller has what it had"
+    assert len(seen) >= 16 and all(one == other for one, other in seen)
+    assert {one for one, _ in seen} == {each.dsn for each in both}
+
+
+# What is not shown ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F413")
+async def test_a_visitor_learns_of_no_database_that_it_may_not_see(dsn: str, both: tuple[Database, ...]) -> None:
+    """Naive: an unknown name is 404, and a hidden one 403."""
+    asked = list[Visitor]()
+
+    def only_a(visitor: Visitor) -> str | None:
+        asked.append(visitor)
+        return "read" if visitor.database == "a" else None
+
+    async with over(both, only_a) as browser:
+        page = await browser.get("/")
+        assert page.status_code == 200 and "/db/a/" in page.text and "/db/b" not in page.text
+        assert list(await rows(browser)) == ["a"]
+        assert {(each.database, each.path) for each in asked} == {("a", "/db/a/"), ("b", "/db/b/")}
+        for query in (str((1 << 43) + 1), "key:x"):
+            found = await browser.get("/", params={"q": query})
+            assert "/db/b" not in found.text and found.status_code == 200
+        assert 'database="b"' not in (await browser.get("/metrics")).text
+        assert (await browser.get("/db/a/queues")).status_code == 200
+        assert asked[-1].path == "/db/a/queues"
+        for method, path in [
+            *((r.method, r.path) for r in ROUTES),
+            ("GET", "/none"),
+            ("PUT", "/jobs"),
+            ("PUT", "/login"),
+        ]:
+            path = path.replace("{id}", "7").replace("{file}", "pgqueue.css")
+            for headers in (SAME_SITE, SAME_SITE | JSON, SAME_SITE | bearer("x" * 30), {}):
+                hidden, unknown = [
+                    await browser.request(method, f"/db/{name}{path}", headers=headers) for name in ("b", "zzz")
+                ]
+                assert (hidden.status_code, hidden.headers, hidden.content) == (
+                    unknown.status_code,
+                    unknown.headers,
+                    unknown.content,
+                ), path
+    async with over(both, lambda visitor: None) as browser:
+        for path in ("/", "/metrics", "/db/a/", "/none"):
+            answer = await browser.get(path)
+            assert answer.status_code == 403 and "/db/" not in answer.text
+
+
+@pytest.mark.promise("F413")
+async def test_roles_are_as_with_one_database(dsn: str, both: tuple[Database, ...]) -> None:
+    for secret, status in ((READER_SECRET, 403), (OPERATOR_SECRET, 303)):
+        async with over(both, SECRETS) as browser:
+            hidden, unknown = [await browser.get(f"/db/{name}/jobs") for name in ("a", "zzz")]
+            assert hidden.status_code == unknown.status_code == 303
+            assert hidden.headers["location"].replace("a", "") == unknown.headers["location"].replace(
+                "zzz", ""
+            ).replace("a", "")
+            assert (await signed_in(browser, secret)).headers["location"] == "/"
+            assert (await browser.get("/")).status_code == (await browser.get("/db/b/")).status_code == 200
+            assert (await browser.get("/db/zzz/jobs")).status_code == 404
+            changed = await browser.post("/db/a/pause", data={"queue": "mail"}, headers=SAME_SITE)
+            assert changed.status_code == status
+
+
+# Metrics -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F414")
+async def test_metrics_name_the_database(dsn: str, other_dsn: str, both: tuple[Database, ...]) -> None:
+    enqueue(dsn, "mail")
+    async with over(both, SECRETS) as browser:
+        assert (await browser.get("/metrics", headers=bearer("w" * 20))).status_code == 401
+        text = (await browser.get("/metrics", headers=bearer(READER_SECRET))).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        assert {sample.labels["database"] for sample in samples} == {"a", "b"}
+        assert [
+            s.value
+            for s in samples
+            if s.name == "pgqueue_depth"
+            and s.labels["queue"] == "mail"
+            and s.labels["state"] == "available"
+            and s.labels["database"] == "a"
+        ] == [1.0]
+        own = (await browser.get("/db/b/metrics", headers=bearer(READER_SECRET))).text
+        assert 'database="b"' in own and 'database="a"' not in own
+    async with over((Database("c", AWAY), Database("d", AWAY))) as browser:
+        assert (await browser.get("/metrics")).status_code == 503
+
+
+async def test_open_pages_hear_of_changes_in_their_database_alone(dsn: str, other_dsn: str, both: Any) -> None:
+    """The listener of a stream has its connection where the pages have theirs."""
+    async with dashboard_of(None, read_all, databases=both) as made:
+        for each in both:
+            assert made.sources[each.name].live._connections.config().listen_dsn == each.dsn
+        pgqueue.configure(listen_dsn="off")
+        assert made.sources["a"].connections.config().listen_dsn is None
