@@ -110,6 +110,28 @@ def test_without_the_extra_it_says_what_to_install(name: str) -> None:
     assert done.stdout.count(distribution.install("web")) == (1 if name == "uvicorn" else 2), done.stdout
 
 
+@pytest.mark.promise("F409")
+@pytest.mark.promise("F410")
+def test_it_serves_several_databases_though_one_is_away(dsn: str, tmp_path: Path) -> None:
+    away = "postgresql://nobody@127.0.0.1:1/away?connect_timeout=2"
+    named = ["--database", f"away={away}", "--database", f"here={dsn}"]
+    with serving(None, tmp_path / "log", "--open", *named) as url:
+        found, text = status(f"{url}/")
+        assert (found, 'href="/db/away/"' in text, 'href="/db/here/"' in text) == (200, True, True)
+        assert status(f"{url}/db/here/queues")[0] == 200 and status(f"{url}/db/away/queues")[0] == 503
+    with serving(None, tmp_path / "log", "--open", *named, "--only", "here") as url:
+        assert status(f"{url}/queues")[0] == 200 and status(f"{url}/db/here/")[0] == 404
+    for options, said in (
+        (["--only", "x", *named], "there are: away, here"),
+        (["--only", "x"], "--only is for several databases"),
+        (["--database", "a=mysql://h/x"], "use postgresql://"),
+        (["--database", f"a={dsn}", "--database", f"a={dsn}"], "named twice"),
+        (["--dsn", dsn, "--database", f"a={dsn}"], "exclude each other"),
+    ):
+        done = pgqueue("web", "--open", *options)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
 @pytest.mark.promise("F150")
 def test_with_modules_it_has_a_form_for_each_of_their_tasks(dsn: str, tmp_path: Path) -> None:
     (tmp_path / "shop_tasks.py").write_text(

@@ -18,9 +18,10 @@ SECRETS = {"PGQUEUE_WEB_READER": READER, "PGQUEUE_WEB_OPERATOR": OPERATOR}
 
 
 @contextmanager
-def serving(dsn: str, log: Path, *options: str) -> Iterator[str]:
-    """The URL of a dashboard in a process of its own; it is ended by SIGTERM, and must end well."""
-    command = [COMMAND, "web", "--bind", "127.0.0.1:0", "--dsn", dsn, *options]
+def serving(dsn: str | None, log: Path, *options: str) -> Iterator[str]:
+    """The URL of a dashboard in a process of its own; it is ended by SIGTERM, and must end well. Without a DSN the
+    options name the databases."""
+    command = [COMMAND, "web", "--bind", "127.0.0.1:0", *(["--dsn", dsn] if dsn else []), *options]
     with log.open("wb") as written, subprocess.Popen(command, stderr=written, env=os.environ | SECRETS) as process:
         try:
             wait_until(lambda: process.poll() is not None or "the dashboard is at" in log.read_text())

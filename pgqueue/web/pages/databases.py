@@ -65,21 +65,14 @@ def _found(query: str, answers: Mapping[str, Answer]) -> tuple[str | None, dict[
     number = (id - 1) >> NUMBER_BITS
     names = [name for name, (standing, *_) in answers.items() if standing is not None and standing.number == number]
     away = [name for name, (standing, *_) in answers.items() if standing is None]
-    if len(names) == 1 and not away:
+    if len(names) == 1:
         return f"/db/{names[0]}/jobs/{id}", None
     if names:
-        text = f"Job {id} is in a database with the number {number}. Choose it: {_why(names, away)}."
-        return None, _choice(query, text, [*names, *away])
+        text = f"Job {id} is in a database with the number {number}, and {' and '.join(names)} have one number."
+        return None, _choice(query, text, names)
     if away:
         return None, _choice(query, f"No database that answers has the number {number} of job {id}.", away)
     return None, _choice(query, f"No database has the number {number} of job {id}.", ())
-
-
-def _why(names: Sequence[str], away: Sequence[str]) -> str:
-    """Why the number does not say which database it is."""
-    if len(names) > 1:
-        return f"{' and '.join(names)} have one number"
-    return f"{' and '.join(away)} may have the same number and does not answer"
 
 
 def _choice(query: str, text: str, names: Sequence[str] | Mapping[str, object]) -> dict[str, Any]:
