@@ -55,13 +55,15 @@ PATHS = [
 ]
 JSON = {"accept": "application/json"}
 EVIL = "<script>alert('x')</script>\"'&<img src=x onerror=alert(1)>\u202e"
-OUR_SCRIPT = '<script src="{{ root }}{{ asset("pgqueue.js") }}" defer></script>'
+OUR_SCRIPT = '<script src="{{ mount }}{{ asset("pgqueue.js") }}" defer></script>'
 OUR_LINKS = (
     "{{ root }}/",
+    "{{ mount }}/",
+    "{{ mount }}{{ asset(",
+    "{{ root }}{{ place }}",
     "{{ jobs_of(root, ",
     "{{ root }}{{ path }}",
     "{{ root }}{{ each.place }}",
-    "{{ root }}{{ asset(",
     "#",
 )
 TEMPLATES = sorted((rendering.HERE / "templates").glob("*.html"))
