@@ -248,6 +248,30 @@ async def test_one_that_is_away_is_a_row_that_says_so_since_when(
 
 
 @pytest.mark.promise("F410")
+async def test_each_time_that_it_is_away_has_its_own_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr("pgqueue.web.source.ANSWER_SECONDS", 60.0)
+    count, is_away = Count(0, True), True
+
+    async def look(self: Source) -> Standing:
+        if is_away:
+            raise psycopg.OperationalError("away")
+        return Standing(0, count, count, 0, 0, None, 0, ())
+
+    monkeypatch.setattr(Source, "_look", look)
+    source = Source()
+    [(_, problem, first), (_, _, again)] = [await source.standing(), await source.standing()]
+    assert problem is not None and problem.title == "The database cannot be reached"
+    assert first is not None and first == again
+    is_away = False
+    found, problem, since = await source.standing()
+    assert found is not None and problem is None and since is None
+    is_away = True
+    _, _, later = await source.standing()
+    assert later is not None and later > first
+
+
+@pytest.mark.promise("F410")
 async def test_one_that_hangs_keeps_no_other_from_the_page(dsn: str, other_dsn: str) -> None:
     """Naive: each is waited for, or asked one after the other. The attempt to connect takes 30 s here."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
@@ -362,6 +386,7 @@ async def test_pages_at_the_same_time_are_each_of_their_database(
             assert page.status_code == 200, page.text
             assert (f"only_in_{name}" in page.text, page.text.count("only_in_") > 0) == (True, True)
             assert f"only_in_{'b' if name == 'a' else 'a'}" not in page.text
+        assert (await browser.get("/db/a/queues")).status_code == 200, "in this task, as a mounted dashboard is asked"
         assert current.get() is None and config().dsn == AWAY, "the caller has what it had"
     assert len(seen) >= 16 and all(one == other for one, other in seen)
     assert {one for one, _ in seen} == {each.dsn for each in both}
