@@ -59,7 +59,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python as the first process of a container, to its end."""
     command = [*namespaces(), sys.executable, *arguments, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, start_new_session=True)
 
 
 def keeps(process: psutil.Process, *masks: str) -> bool:
@@ -73,7 +73,8 @@ class First:
     """Process 1 of a container, seen from outside. It is killed after a while, so that no test waits for ever."""
 
     def __init__(self, command: Sequence[str], before: Sequence[str] = (), **options: Any) -> None:
-        self.popen = subprocess.Popen([*before, *namespaces(), *command], text=True, **options)
+        alone = not before  # else that makes the session
+        self.popen = subprocess.Popen([*before, *namespaces(), *command], text=True, start_new_session=alone, **options)
         self._end = threading.Timer(PATIENCE, self.popen.kill)
         self._end.start()
         self.process = wait_until(psutil.Process(self.popen.pid).children)[0]
@@ -225,7 +226,7 @@ def test_the_command_reads_from_the_terminal(leads: bool) -> None:
 @pytest.mark.promise("F232")
 def test_a_signal_to_the_group_of_process_1_comes_once() -> None:
     """As `timeout` sends it: to what it has started, and to its whole group."""
-    with first(sys.executable, "-c", HEARS.format([15, 10]), start_new_session=True) as one:
+    with first(sys.executable, "-c", HEARS.format([15, 10])) as one:
         assert one.line() == "hears\n"
         wait_until(lambda: keeps(one.process, "SigCgt"))
         for _ in range(3):

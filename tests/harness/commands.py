@@ -35,7 +35,9 @@ def pgqueue(
     """Run `pgqueue …` to its end; `dsn` goes to PGQUEUE_DSN, `where` comes before it (hosts.py)."""
     if where:
         command, env = [*where, COMMAND, *arguments], _environ(dsn, environ)
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
+        return subprocess.run(
+            command, input=stdin, capture_output=True, text=True, cwd=cwd, env=env, timeout=120, start_new_session=True
+        )
     pipes = {} if stdin is None else {"stdin": subprocess.PIPE}
     with forks.start(
         COMMAND,
@@ -150,7 +152,10 @@ def working(
     command, env = [*where, COMMAND, "work", *arguments], _environ(dsn, environ)
 
     def start(stderr: int) -> subprocess.Popen[str]:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, cwd=cwd, env=env, text=True)
+        null, apart = subprocess.DEVNULL, bool(where)
+        return subprocess.Popen(
+            command, stdout=null, stderr=stderr, cwd=cwd, env=env, text=True, start_new_session=apart
+        )
 
     with heard(start, terminal=terminal) as worker:
         yield worker

@@ -27,7 +27,8 @@ from pgqueue.database.statements import text
 
 
 def run_in(where: list[str], code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*where, sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    command = [*where, sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True)
 
 
 @pytest.mark.second
