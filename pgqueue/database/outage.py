@@ -23,6 +23,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from pgqueue.database.backoff import Backoff, one_line, read_only
 from pgqueue.manual import Symptom, at_night
@@ -57,23 +58,28 @@ class Outage:
         self._lock = threading.Lock()
         self._lost: dict[str, _Lost] = {}
         self._since = self._said_at = 0.0
+        self._said = False
+        """Whether a line says that these sessions are lost."""
+        self._over_at = -inf
+        """When the last outage was over."""
         self._fenced = False
         """Whether a session was lost since because the database is read only."""
 
-    def lost(self, name: str, error: BaseException, most: float = 5.0) -> float:
+    def lost(self, name: str, error: BaseException, most: float = 5.0, *, heard_at: float | None = None) -> float:
         """The session of this name was lost, or could not be opened. Returns the pause, `most` seconds at most, before
-        its next try."""
+        its next try. `heard_at`: when its connection was answered last, by `monotonic`; None if it was not."""
         with self._lock:
             now, fenced = self._clock(), read_only(error)
-            if first := not self._wanted(now):
-                self._since, self._fenced = now, False
-            if first or (fenced and not self._fenced):
-                self._said_at, self._fenced = now, fenced
+            if not self._wanted(now):
+                self._since, self._fenced, self._said = now, False, False
+            is_news = heard_at is None or heard_at > self._over_at
+            if (is_news and not self._said) or (fenced and not self._fenced):
+                self._said_at, self._fenced, self._said = now, fenced, True
                 log.warning(READ_ONLY if fenced else LOST, name, one_line(error))
             session = self._lost.setdefault(name, _Lost(Backoff(most=most), now, now))
             pause = session.backoff.pause()
             session.tried_at, session.next_at = now, now + pause
-            if now - self._said_at >= SAID_SECONDS:
+            if self._said and now - self._said_at >= SAID_SECONDS:
                 self._said_at = now
                 names = ", ".join(self._wanted(now))
                 how = "read only" if fenced else "away"
@@ -89,7 +95,8 @@ class Outage:
             there = self._lost.pop(name, None) is not None
             for session in self._lost.values() if there else ():
                 session.next_at = now
-            if there and not self._wanted(now):
+            if there and self._said and not self._wanted(now):
+                self._over_at = now
                 log.warning("the database is back after %.1f s", now - self._since)
 
     def is_on(self) -> bool:

@@ -64,7 +64,7 @@ class Wire(AsyncConnection[Any]):
             try:
                 self.pgconn.enter_pipeline_mode()
                 sent = [self.put(message) for message in messages]
-                self.pgconn.pipeline_sync()
+                self._sync()
                 await self._flush()
                 try:
                     answers = [await self._answer(parts) for parts in sent]
@@ -136,6 +136,13 @@ class Wire(AsyncConnection[Any]):
             waiting.set_exception(OperationalError("the connection was closed before the answer had come"))
         self._unwatch()  # before another file gets the socket's number
         await super().close()
+
+    def _sync(self) -> None:
+        """End the message. If the link breaks here, psycopg says that there is no pipeline; libpq says why."""
+        try:
+            self.pgconn.pipeline_sync()
+        except OperationalError as error:
+            raise OperationalError(self.pgconn.get_error_message() or "the connection is lost") from error
 
     async def _answer(self, parts: int) -> list[Row]:
         result: PGresult | None = None

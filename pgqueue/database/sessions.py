@@ -144,6 +144,8 @@ class Session:
         """When the last message was sent, by `monotonic`."""
         self.took = 0.0
         """Seconds until the last answer, without the waits for our turn and for a connection."""
+        self._heard_at: float | None = None
+        """When this connection answered last; None if it has answered no message yet."""
         self._name = name
         self._connection: Wire | None = None
         self._server: str | None = None
@@ -197,11 +199,12 @@ class Session:
         self.took = monotonic() - self.sent
         self._answers += 1
         self.link.outage.answered(self._name)
+        self._heard_at = monotonic()  # later than the end of the outage that it has ended
         return answers
 
     def _failed(self, error: BaseException) -> None:
         if is_loss(error) and not isinstance(error, Replaced):
-            self.link.outage.lost(self._name, error, self._most)
+            self.link.outage.lost(self._name, error, self._most, heard_at=self._heard_at)
 
     async def ready(self) -> int:
         """Connect if needed; return the generation of the connection that the next `run` will use."""
@@ -256,7 +259,7 @@ class Session:
     async def _connected(self) -> Wire:
         if self._connection is None or self._connection.closed:
             await self.link.outage.waited(self._name)
-            began = monotonic()
+            self._heard_at, began = None, monotonic()
             self._connection = await connect(self.link, f"pgqueue {self._name}")
             self._connection.add_notify_handler(self._note)
             self.role = self._connection.info.user

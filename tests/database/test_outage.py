@@ -89,6 +89,71 @@ def test_a_session_that_is_not_wanted_any_more_holds_up_no_line(caplog: pytest.L
     ]  # fmt: skip
 
 
+@pytest.mark.promise("F420")
+def test_a_connection_that_is_older_than_the_end_of_an_outage_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    clock.lose("fetch")
+    clock.outage.answered("fetch")  # at 100.0: that outage is over
+    caplog.clear()
+    clock.now = 110.0
+    clock.outage.lost("unblock", AWAY, heard_at=99.0)
+    assert clock.outage.is_on() and clock.outage.pause("unblock") > 0
+    clock.outage.answered("unblock")
+    assert caplog.records == [] and not clock.outage.is_on()
+    clock.outage.lost("unblock", AWAY, heard_at=99.0)
+    clock.lose("unblock")  # what it connects anew with is lost, too: another outage
+    clock.outage.answered("unblock")
+    clock.outage.lost("beat", AWAY, heard_at=clock.now + 1.0)
+    assert [record.getMessage()[:20] for record in caplog.records] == [
+        "the database is lost", "the database is back", "the database is lost",
+    ]  # fmt: skip
+
+
+async def refuse(*_: object) -> None:
+    raise AWAY
+
+
+@pytest.mark.promise("F420")
+async def test_sessions_that_were_idle_in_an_outage_notice_it_without_a_line(
+    dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: each of them has two more lines, one that the database is lost and one that it is back."""
+    link = Link(dsn, "pgqueue")
+    sessions = [Session(link, name) for name in ("fetch", "release", "unblock")]
+    end = link.statement("sessions_end", pid=0, backend_start="2020-01-01")
+
+    async def told(session: Session) -> list[str]:
+        """What is said when it comes to a broken connection, and goes on with another one."""
+        caplog.clear()
+        with pytest.raises(psycopg.OperationalError):
+            await session.run(end)
+        await session.run(end)
+        return [record.getMessage()[:20] for record in caplog.records]
+
+    def end_all() -> None:
+        for session in sessions:
+            assert session.identity is not None
+            eyes.do("SELECT pg_terminate_backend(%s, 60000)", session.identity[0])
+
+    for session in sessions:
+        await session.run(end)
+    for _ in range(2):
+        end_all()
+        said = [await told(session) for session in sessions]
+        assert said == [["the database is lost", "the database is back"], [], []]
+    end_all()
+    await told(sessions[0])
+    await sessions[1].rest()  # what it connects anew with is no old connection
+    caplog.clear()
+    with monkeypatch.context() as away:
+        away.setattr("pgqueue.database.sessions.connect", refuse)
+        with pytest.raises(psycopg.OperationalError):
+            await sessions[1].run(end)
+    assert [record.getMessage()[:20] for record in caplog.records] == ["the database is lost"]
+    for session in sessions:
+        await session.close()
+
+
 @pytest.mark.promise("F30")
 async def test_a_connection_that_opens_and_breaks_is_no_success(
     dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch

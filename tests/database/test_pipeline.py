@@ -217,6 +217,28 @@ async def test_whoever_hears_what_makes_no_sense_asks_not_for_ever(dsn: str, mon
         assert wire.closed
 
 
+@pytest.mark.promise("F420")
+async def test_a_link_that_breaks_as_the_message_ends_says_so(wire: Wire) -> None:
+    """Naive: it is said that the connection is not in pipeline mode."""
+
+    class Breaks:
+        """libpq's connection, which loses its link just before the end of the message."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def pipeline_sync(self) -> None:
+            real.finish()
+            real.pipeline_sync()
+
+    real = wire.pgconn
+    wire.pgconn = Breaks()  # type: ignore[assignment]
+    with pytest.raises(psycopg.OperationalError) as caught:
+        await asyncio.wait_for(wire.ask([says("SELECT 1")]), 60)
+    assert "pipeline" not in str(caught.value) and "connection" in str(caught.value)
+    assert wire.closed
+
+
 async def test_two_who_ask_at_once_get_each_their_own(wire: Wire) -> None:
     got = await asyncio.gather(*(wire.ask([says("SELECT %(n)s::integer", n=n)]) for n in range(50)))
     assert got == [[[(n,)]] for n in range(50)]
