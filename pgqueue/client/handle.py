@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from pgqueue.client.wait import Outcome, Wait, asee, ending, missing, see
+from pgqueue.client.wait import Outcome, Wait, asee, connect, ending, missing, see
 from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
@@ -47,9 +47,12 @@ class JobHandle(Generic[R]):
 
         Raises JobNotFound while the enqueuing transaction is open, after its rollback, and after retention has removed
         the job. Raises NotConfigured without a DSN.
+
+        If the address has several servers, it is read on the one that can be written. If none can, a standby is read:
+        the state may be an older one, and a new job not there yet.
         """
         self._refuse_staged()
-        with drivers.connect(autocommit=True) as conn:
+        with connect(config()) as conn:
             state = drivers.run(conn, find_state(self.id, config().schema))
         if state is None:
             raise missing(self.id)

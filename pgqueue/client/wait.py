@@ -349,6 +349,17 @@ def _bounded_on_loop(conn: psycopg.AsyncConnection[Any], seconds: float) -> Iter
         timer.cancel()
 
 
+def connect(config: Config) -> psycopg.Connection[Any]:
+    """A connection for one look, to a server that can be written if the address has one."""
+    import psycopg
+
+    from pgqueue.database import embedded, primary
+
+    dsn = embedded.resolve(config.require_dsn())
+    options: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "client_encoding": "utf8"}
+    return primary.connect(psycopg.Connection, dsn, after=_after, **options)
+
+
 def _connect(wait: Wait) -> psycopg.Connection[Any]:
     import psycopg
 

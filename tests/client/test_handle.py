@@ -547,6 +547,28 @@ async def test_a_wait_finds_the_server_that_can_be_written(
     assert await asyncio.gather(*ends) == ["in"] * 2
 
 
+@pytest.mark.promise("F421")
+def test_the_state_is_read_on_the_server_that_can_be_written(
+    pgqueue_db: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: the first host answers and only reads. A standby may not have heard of the job."""
+    read_on = list[str]()
+    real = drivers.run
+
+    def noted(conn: Any, statement: Any) -> Any:
+        read_on.append(conn.execute("SHOW transaction_read_only").fetchone()[0])
+        return real(conn, statement)
+
+    job = running(eyes)
+    monkeypatch.setattr(drivers, "run", noted)
+    pgqueue.configure(dsn=two_hosts(pgqueue_db))
+    with monkeypatch.context() as hosts:
+        hosts.setattr(psycopg.Connection, "connect", reads_only(psycopg.Connection.connect))
+        assert job.state == "running" and read_on == ["off"]
+    pgqueue.configure(dsn=f"{two_hosts(pgqueue_db)} options='-c default_transaction_read_only=on'")
+    assert job.state == "running" and read_on == ["off", "on"]
+
+
 @pytest.mark.promise("F344")
 async def test_a_wait_looks_on_a_standby_while_none_can_be_written(pgqueue_db: str, eyes: Eyes) -> None:
     pgqueue.configure(dsn=f"{two_hosts(pgqueue_db)} options='-c default_transaction_read_only=on'")
