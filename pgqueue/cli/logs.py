@@ -1,7 +1,11 @@
-"""A worker's log: to stderr, as text or JSON, or as a file for `logging.config.dictConfig` says."""
+"""A worker's log: to stderr, as text or JSON, or as a file for `logging.config.dictConfig` says.
+
+What handlers print stands beside it, in whole lines (`write_whole_lines`).
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -21,6 +25,17 @@ def set_up(level: str, form: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Json() if form == "json" else Text(colours=on_terminal() and not os.environ.get("NO_COLOR")))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def write_whole_lines() -> None:
+    """From now on what is printed comes with the end of its line, at once and in one piece.
+
+    Python alone does so on a terminal only. In a pipe it keeps 8 KB back, which are lost if the process is ended. With
+    PYTHONUNBUFFERED a `print` is two writes, the text and its end, and a line of another thread may come between them.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # else it is closed, or of the application
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def on_terminal() -> bool:

@@ -215,6 +215,7 @@ def _work_for(databases: tuple[Database, ...], options: Mapping[str, Any], direc
 def _set_up_logs(ctx: click.Context, options: Mapping[str, Any]) -> None:
     from pgqueue.cli import logs
 
+    logs.write_whole_lines()
     if options["log_config"] is None:
         logs.set_up(options["log_level"], options["log_format"])
     elif _said(ctx, "log_level") or _said(ctx, "log_format"):
