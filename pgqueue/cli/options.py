@@ -143,11 +143,21 @@ def databases_said(ctx: click.Context) -> tuple[tuple[str, ...], str | None]:
 
 def log_options(command: F) -> F:
     """Add --log-level and --log-format (logs.py)."""
-    command = click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)(
-        command
+    form = click.option(
+        "--log-format",
+        type=click.Choice(("text", "json")),
+        default="text",
+        show_default=True,
+        help="Lines for people, or one JSON object a line; to stderr.",
     )
-    levels = click.Choice(("debug", "info", "warning", "error"), case_sensitive=False)
-    return click.option("--log-level", type=levels, default="info", show_default=True)(command)
+    level = click.option(
+        "--log-level",
+        type=click.Choice(("debug", "info", "warning", "error"), case_sensitive=False),
+        default="info",
+        show_default=True,
+        help="Log this and what is worse.",
+    )
+    return level(form(command))
 
 
 def app_dir(command: F) -> F:

@@ -34,7 +34,7 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @click.command("history")
 @click.option("--hours", is_flag=True, help="By hour, of the last 30 days at most; else by minute, of the last day.")
-@click.option("--since", type=Moment(ago=True), help="From this time on: 2h, 3d, an ISO time. [1h; --hours: 1d]")
+@click.option("--since", type=Moment(ago=True), help="From this time on: 2h, 3d, an ISO time [1h; --hours: 1d].")
 @click.option("--until", type=Moment(ago=True), help="Before this time.")
 @click.option("--queue", "-q", metavar="NAME", help="Only of this queue.")
 @click.option("--task", "-t", metavar="NAME", help="Only of this task.")
