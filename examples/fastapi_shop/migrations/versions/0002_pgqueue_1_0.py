@@ -1,4 +1,4 @@
-"""pgqueue 0.1"""
+"""pgqueue 1.0"""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""The schema of release 0.1."""
+"""The schema of release 1.0."""
 
 from __future__ import annotations
 
