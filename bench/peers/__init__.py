@@ -15,6 +15,7 @@ In the order of reading:
   install.py    the folder with a virtual environment or a node_modules for each peer
   adapters/     what speaks to a peer, in its own language, and only through its public API
   child.py      a process of a peer: it enqueues, or it works
+  broker.py     what a stage asks of a server that keeps jobs in place of PostgreSQL: redis.py, rabbitmq.py with amqp.py
   stage.py      one peer on a fresh database, with its processes
   size.py       how much of everything a sample takes
   drain.py      the drain that several scenarios share

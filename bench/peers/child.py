@@ -117,7 +117,10 @@ class Child:
 
     def cpu(self) -> float:
         """CPU seconds of it and of all it has forked (10 ms steps)."""
-        return sum(_cpu(process) for process in self._family())
+        try:
+            return family_cpu(self._observed)
+        except psutil.NoSuchProcess:
+            raise self._died("ended") from None
 
     def rss(self) -> float:
         """Resident memory in MiB, of it and of all it has forked; shared pages count for each."""
@@ -152,6 +155,11 @@ class Child:
     def _died(self, what: str) -> Died:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LAST_LINES:]
         return Died(f"{self._name} {what}" + ("".join(f"\n    {line[:200]}" for line in lines)))
+
+
+def family_cpu(process: psutil.Process) -> float:
+    """CPU seconds of it and of all it has forked (10 ms steps)."""
+    return sum(map(_cpu, [process, *process.children(recursive=True)]))
 
 
 def _cpu(process: psutil.Process) -> float:

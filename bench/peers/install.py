@@ -20,6 +20,10 @@ from pgqueue import distribution
 ROOT = Path(__file__).parent.parent.parent
 MARK = "installed.json"
 NEWER = 3  # minor versions of Python that are tried, from the least one on
+SERVERS = {"redis": "redis-server", "rabbitmq": "rabbitmq-server"}
+"""The program of a peer's server, and the package of Debian that has it."""
+RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+"""Debian's own: the program on the PATH changes to the user rabbitmq, which cannot write into our folder."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -44,8 +48,8 @@ class Home:
         """Put this peer there. NotInstalled says what is missing, or what the installer has said."""
         if peer.reason is not None or not peer.packages:
             return
-        if peer.server == "redis" and shutil.which("redis-server") is None:
-            _install_debian("redis-server", say)
+        if peer.server in SERVERS and server_program(peer.server) is None:
+            _install_debian(SERVERS[peer.server], say)
         if self._is_there(peer):
             return say(f"{peer.name}: is there")
         say(f"{peer.name}: {' '.join(peer.packages)}")
@@ -86,6 +90,10 @@ class Home:
         if peer.packages and not self._is_there(peer):
             place = "on this machine" if peer.language == "ruby" else f"in {self.folder}"
             raise NotInstalled(f"it is not {place} at these versions: --install puts it there")
+        if peer.server in SERVERS and server_program(peer.server) is None:
+            raise NotInstalled(
+                f"it needs {SERVERS[peer.server]}, which is not on this machine: --install puts it there"
+            )
 
     def versions(self, peer: Peer) -> dict[str, str]:
         """What is really there, package by package, with the language itself."""
@@ -158,6 +166,13 @@ class Home:
 
     def _done(self, name: str, packages: tuple[str, ...]) -> None:
         (self._of(name) / MARK).write_text(json.dumps(packages), encoding="utf-8")
+
+
+def server_program(server: str) -> str | None:
+    """Where the program of this server is; None: nowhere."""
+    if server == "rabbitmq" and RABBITMQ.is_file():
+        return str(RABBITMQ)
+    return shutil.which(SERVERS[server])
 
 
 def _interpreter(least: str) -> str:

@@ -5,14 +5,13 @@ It appends every change to a file and flushes that file each second, as its docu
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic, sleep
 
-from bench.peers.install import NotInstalled
+from bench.peers.install import NotInstalled, server_program
 
 SETTINGS = {"appendonly": "yes", "appendfsync": "everysec", "save": ""}
 PATIENCE_SECONDS = 20.0
@@ -22,11 +21,11 @@ class Redis:
     """The server; it ends with `close`."""
 
     def __init__(self, folder: Path) -> None:
-        program = shutil.which("redis-server")
+        program = server_program("redis")
         if program is None:
             raise NotInstalled("it needs Redis, and there is no redis-server on the PATH (Debian: redis-server)")
         folder.mkdir()
-        self.port = _free_port()
+        self.port = free_port()
         options = [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
         place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(folder)]
         self._log = folder / "log"
@@ -80,7 +79,7 @@ class Redis:
                 return
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

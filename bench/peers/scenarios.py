@@ -87,7 +87,7 @@ class Scenario:
     once: bool = False
     """One round, but with `--full`."""
     postgresql_only: bool = False
-    """It says nothing about a peer on Redis."""
+    """It says nothing about a peer whose jobs are elsewhere."""
     near_only: bool = False
     """Only of the peers near pgqueue (see plan.py), but with `--full` or by its name."""
     curves: tuple[Curve, ...] = ()

@@ -18,49 +18,54 @@ from typing import Any
 import psutil
 import psycopg
 
-from bench.peers.child import Child, Died
+from bench.peers.broker import Broker
+from bench.peers.child import Child, Died, family_cpu
 from bench.peers.install import Home
 from bench.peers.peer import Peer
+from bench.peers.rabbitmq import RabbitMQ
 from bench.peers.redis import Redis
 from bench.server import Lab
 
 LOOK_SECONDS = 0.005
+BROKERS: dict[str, Callable[[Path], Broker]] = {"redis": Redis, "rabbitmq": RabbitMQ}
+"""By the word that peers.toml has for each."""
 
 
 class Servers:
-    """The PostgreSQL of the run, and a Redis from the first peer on that needs one."""
+    """The PostgreSQL of the run, and each other server from the first peer on that needs it."""
 
     def __init__(self, lab: Lab, home: Home, folder: Path) -> None:
         self.lab = lab
         self.home = home
         self._folder = folder
         self._templates: set[str] = set()
-        self._redis: Redis | None = None
+        self._brokers: dict[str, Broker] = {}
 
     def close(self) -> None:
-        if self._redis is not None:
-            self._redis.close()
+        with ExitStack() as stack:  # each of them, whatever another one says
+            for broker in self._brokers.values():
+                stack.callback(broker.close)
 
-    def redis(self) -> Redis:
+    def broker(self, server: str) -> Broker:
         """Started when it is first asked for."""
-        if self._redis is None:
-            self._redis = Redis(self._folder / "redis")
-        return self._redis
+        if server not in self._brokers:
+            self._brokers[server] = BROKERS[server](self._folder / server)
+        return self._brokers[server]
 
     @contextmanager
     def stage(self, peer: Peer, *, history: bool = False) -> Iterator[Stage]:
-        """The peer on a fresh database, or on an empty Redis. Its processes end with it."""
+        """The peer on a fresh database, or on an empty broker. Its processes end with it."""
         self.home.require(peer)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
-            if peer.server == "redis":
-                self.redis().empty()
-                dsn, redis = "", self.redis()
+            if peer.server in BROKERS:
+                dsn, broker = "", self.broker(peer.server)
+                broker.empty()
             else:
-                dsn, redis = stack.enter_context(self.lab.database(self._template(peer, folder))), None
-            stage = Stage(self, peer, dsn, redis, folder, history=history)
+                dsn, broker = stack.enter_context(self.lab.database(self._template(peer, folder))), None
+            stage = Stage(self, peer, dsn, broker, folder, history=history)
             stack.callback(stage.close)
-            if redis is not None:
+            if broker is not None:
                 stage.start("setup").wait()
             yield stage
 
@@ -77,18 +82,18 @@ class Stage:
     """One peer, ready to be measured."""
 
     def __init__(
-        self, servers: Servers, peer: Peer, dsn: str, redis: Redis | None, folder: Path, *, history: bool
+        self, servers: Servers, peer: Peer, dsn: str, broker: Broker | None, folder: Path, *, history: bool
     ) -> None:
         self.peer = peer
         self.lab = servers.lab
         self.dsn = dsn
-        self._redis = redis
+        self._broker = broker
         self._home = servers.home
         self._folder = folder
         self._environment = {
             **servers.home.environment(peer),
             "BENCH_DSN": dsn,
-            "BENCH_REDIS": redis.url if redis is not None else "",
+            "BENCH_BROKER": broker.url if broker is not None else "",
             "BENCH_SETTINGS": json.dumps(peer.settings),
             "BENCH_HISTORY": "1" if history else "0",
             "BENCH_FOLDER": str(folder),
@@ -204,21 +209,18 @@ class Stage:
         return monotonic()
 
     def unfinished(self) -> bool:
-        """Whether a job is left that is not done, in the peer's own tables or keys."""
+        """Whether a job is left that is not done, in the peer's own tables, keys or queues."""
         asked = self.peer.unfinished
         if isinstance(asked, list):
-            assert self._redis is not None
-            return sum(self._redis.numbers(asked)) > 0
+            assert self._broker is not None
+            return sum(self._broker.numbers(asked)) > 0
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             row = conn.execute(asked.encode()).fetchone()
             return bool(row and row[0])
 
     def server_cpu(self) -> float:
         """CPU seconds of the server so far."""
-        if self._redis is None:
-            return self.lab.cpu()
-        times = psutil.Process(self._redis.pid).cpu_times()
-        return float(times.user + times.system)
+        return self.lab.cpu() if self._broker is None else family_cpu(psutil.Process(self._broker.pid))
 
     def worker_cpu(self) -> float:
         """CPU seconds of the workers so far."""

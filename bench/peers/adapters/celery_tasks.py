@@ -1,4 +1,4 @@
-"""Celery on Redis."""
+"""Celery on Redis and on RabbitMQ. Results are kept on Redis only: on RabbitMQ each is a message, read once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 from celery import Celery
 
 from bench.peers.adapters import handler
-from bench.peers.adapters.handler import HISTORY, REDIS, SETTINGS
+from bench.peers.adapters.handler import BROKER, HISTORY, SETTINGS
 
-app = Celery("bench", broker=REDIS, backend=REDIS if HISTORY else None)
+KEEPS = HISTORY and BROKER.startswith("redis:")
+app = Celery("bench", broker=BROKER, backend=BROKER if KEEPS else None)
 app.conf.update(
     task_default_queue="bench",
-    task_ignore_result=not HISTORY,
+    task_ignore_result=not KEEPS,
+    broker_transport_options={"confirm_publish": True} if SETTINGS.get("confirm_publish") else {},
     worker_prefetch_multiplier=SETTINGS.get("prefetch", 4),
     broker_connection_retry_on_startup=True,
 )

@@ -9,9 +9,9 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
 from bench.peers.adapters import handler
-from bench.peers.adapters.handler import REDIS, SETTINGS
+from bench.peers.adapters.handler import BROKER, SETTINGS
 
-dramatiq.set_broker(RedisBroker(url=REDIS))
+dramatiq.set_broker(RedisBroker(url=BROKER))
 
 
 def noop(number: int) -> None:

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 DSN = os.environ.get("BENCH_DSN", "")
-REDIS = os.environ.get("BENCH_REDIS", "")
+BROKER = os.environ.get("BENCH_BROKER", "")
 SETTINGS: dict[str, Any] = json.loads(os.environ.get("BENCH_SETTINGS", "{}"))
 HISTORY = os.environ.get("BENCH_HISTORY") == "1"
 """Whether finished jobs are to be kept, where the peer can."""

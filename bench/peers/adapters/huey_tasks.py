@@ -8,10 +8,10 @@ from typing import Any
 from huey import RedisHuey
 
 from bench.peers.adapters import handler
-from bench.peers.adapters.handler import HISTORY, REDIS, SETTINGS
+from bench.peers.adapters.handler import BROKER, HISTORY, SETTINGS
 
-huey = RedisHuey("bench", url=REDIS, results=HISTORY, store_none=HISTORY)
-unserved = RedisHuey("elsewhere", url=REDIS)
+huey = RedisHuey("bench", url=BROKER, results=HISTORY, store_none=HISTORY)
+unserved = RedisHuey("elsewhere", url=BROKER)
 
 
 def noop(number: int) -> None:

@@ -9,7 +9,7 @@ from redis import Redis
 from rq import Queue
 
 from bench.peers.adapters import handler
-from bench.peers.adapters.handler import HISTORY, REDIS, SETTINGS
+from bench.peers.adapters.handler import BROKER, HISTORY, SETTINGS
 
 
 def noop(number: int) -> None:
@@ -30,7 +30,7 @@ class Peer:
         """There is nothing to set up."""
 
     def open(self) -> None:
-        self._redis = Redis.from_url(REDIS)
+        self._redis = Redis.from_url(BROKER)
         queue, elsewhere = (Queue(name, connection=self._redis) for name in ("bench", "elsewhere"))
         self._queues = {task: elsewhere if task == "elsewhere" else queue for task in TASKS}
 
@@ -47,5 +47,5 @@ class Peer:
             self._queues[task].enqueue_many(prepared)
 
     def work(self) -> None:
-        options = ["--url", REDIS, "--worker-class", SETTINGS["worker_class"], "--quiet"]
+        options = ["--url", BROKER, "--worker-class", SETTINGS["worker_class"], "--quiet"]
         handler.become("rq.cli", "worker", "bench", *options)

@@ -7,7 +7,7 @@ WORK_SECONDS = Float(ENV.fetch("BENCH_WORK", "0.001"))
 TEXT = "x" * 160
 PACE_SECONDS = 0.05
 
-ENV["REDIS_URL"] = ENV.fetch("BENCH_REDIS")
+ENV["REDIS_URL"] = ENV.fetch("BENCH_BROKER")
 Sidekiq.logger.level = Logger::WARN
 
 # The count of this process, in a file of eight bytes.

@@ -8,12 +8,12 @@ from typing import Any
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from bench.peers.adapters import handler
-from bench.peers.adapters.handler import HISTORY, REDIS, SETTINGS
+from bench.peers.adapters.handler import BROKER, HISTORY, SETTINGS
 
-broker = RedisStreamBroker(url=REDIS, queue_name="bench", consumer_group_name="workers")
-unserved = RedisStreamBroker(url=REDIS, queue_name="elsewhere", consumer_group_name="workers")
+broker = RedisStreamBroker(url=BROKER, queue_name="bench", consumer_group_name="workers")
+unserved = RedisStreamBroker(url=BROKER, queue_name="elsewhere", consumer_group_name="workers")
 if HISTORY:
-    broker = broker.with_result_backend(RedisAsyncResultBackend(redis_url=REDIS, result_ex_time=86_400))
+    broker = broker.with_result_backend(RedisAsyncResultBackend(redis_url=BROKER, result_ex_time=86_400))
 
 
 async def noop(number: int) -> None:
