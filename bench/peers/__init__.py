@@ -6,6 +6,7 @@
     python -m bench peers --only pgqueue,pg-boss --scenarios one,bulk
     python -m bench peers --quick                tiny: shows that each peer runs, its figures mean nothing
     python -m bench peers --resume               go on with a run that was interrupted, or whose minutes were over
+    python -m bench peers --minutes 20 --resume  the same again and again: the hour in pieces
     python -m bench report FILE --to FOLDER      the same as Markdown and charts
     python -m bench report FILE --write          into bench/results, README.md and docs/compare.md
 
@@ -23,6 +24,7 @@ In the order of reading:
   curves.py     what depth and an old snapshot do
   scenarios.py  all that is measured, and how
   plan.py       which samples a run takes, in which order, how large they are, and when one is given up
+  paths.py      no path of this machine gets into a record
   record.py     every sample of a run, written down as soon as it is taken
   bars.py       what pgqueue must reach beside the peers
   chart.py      a scenario as SVG

@@ -18,9 +18,10 @@ import psycopg
 from bench.peers import peer, plan, quotes, record, report
 from bench.peers.child import Died, ending_at_sigterm, limited
 from bench.peers.install import ROOT, Home, NotInstalled, default_home
-from bench.peers.peer import Peer
+from bench.peers.paths import bare
+from bench.peers.peer import OURS, Peer
 from bench.peers.plan import Step
-from bench.peers.record import LEFT_OUT, Record
+from bench.peers.record import LEFT_OUT, PIECES, Record
 from bench.peers.scenarios import SCENARIOS, Scenario
 from bench.peers.size import Size
 from bench.peers.stage import Servers
@@ -52,7 +53,8 @@ FAILURES = (
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
-    help="How long this call may take: smaller samples, then fewer.  [default: 60; no end with --full or --quick]",
+    help="How long this call may take: smaller samples, then fewer. In a run that goes on its sizes stay.  "
+    "[default: 60; no end with --full or --quick]",
 )
 @click.option("--resume", is_flag=True, help="Go on with the run that the file holds.")
 @click.option("--retry", is_flag=True, help="With --resume: take samples that failed once more.")
@@ -139,26 +141,76 @@ def _measure(
 ) -> None:
     """Take every sample that the record does not have, until the minutes are over; write it down after each."""
     scale, full = found.about["scale"], found.about["full"]
-    todo = [step for step in steps if not _is_there(found, step)]
+    todo = _todo(found, steps)
     planned, pace, started = plan.seconds(todo, scale, full=full), 1.0, monotonic()
     of = f" of {minutes:g}" if minutes else ""
     click.echo(f"{len(todo)} samples, likely {planned / 60:.0f}{of} min, sizes x {scale:g}", err=True)
     for number, step in enumerate(todo):
         left = plan.seconds(todo[number:], scale, full=full)
-        if minutes and monotonic() + pace * step.seconds(scale, full=full) > begun + 60 * minutes:
+        ours = [later for later in todo[number + 1 :] if _round_of(later) == _round_of(step) and _is_ours(later)]
+        need = plan.seconds([step, *ours], scale, full=full)
+        if minutes and monotonic() + pace * need > begun + 60 * minutes:
+            # What was taken of this round in this piece is of no use without pgqueue's sample.
+            for last in (
+                ours if any(_is_new(found, other) for other in steps if _round_of(other) == _round_of(step)) else ()
+            ):
+                click.echo(f"{last.words}: {_take(found, servers, last, steps, to)}", err=True)
             break
-        sample = _sample(servers, step, found)
-        found.add(step.scenario.name, step.peer.name, step.turn, sample)
-        _note_left(found, steps)
-        found.write(to)
+        words = _take(found, servers, step, steps, to)
         left -= step.seconds(scale, full=full)
         pace = (monotonic() - started) / (planned - left)
-        words = sample.get("error") or "  ".join(f"{key} {value:,.4g}" for key, value in sample.items())
         budget = f", time for {max(0.0, minutes - (monotonic() - begun) / 60):.0f}" if minutes else ""
         place = f"[{number + 1}/{len(todo)}, {pace * left / 60:.0f} min left{budget}]"
         click.echo(f"{place} {step.scenario.name} round {step.turn} {step.peer.name}: {words}", err=True)
+    for text in _rounds_done(found, steps):
+        click.echo(text, err=True)
     if absent := found.about.get(LEFT_OUT):
         click.echo(f"the minutes are over, and {len(absent)} samples are left: --resume goes on with them", err=True)
+
+
+def _take(found: Record, servers: Servers, step: Step, steps: list[Step], to: Path) -> str:
+    """Take this sample and write it down; what it is, in words."""
+    sample = _sample(servers, step, found)
+    found.add(step.scenario.name, step.peer.name, step.turn, sample)
+    _note_left(found, steps)
+    found.write(to)
+    return str(sample.get("error") or "  ".join(f"{key} {value:,.4g}" for key, value in sample.items()))
+
+
+def _todo(found: Record, steps: list[Step]) -> list[Step]:
+    """What is lacking; before the peers of a round also pgqueue, where its sample is of another piece."""
+    lacking = [step for step in steps if not _is_there(found, step)]
+    beside = {_round_of(step) for step in lacking if _is_ours(step)}
+    todo = []
+    for step in lacking:
+        if _round_of(step) not in beside:
+            beside.add(_round_of(step))
+            ours = [other for other in steps if _round_of(other) == _round_of(step) and _is_ours(other)]
+            todo += [other for other in ours if not _is_new(found, other)]
+        todo.append(step)
+    return todo
+
+
+def _rounds_done(found: Record, steps: list[Step]) -> list[str]:
+    """A line for each round: how many of its samples there are."""
+    turns = sorted({step.turn for step in steps})
+    return [
+        f"round {turn}: {sum(_is_there(found, step) for step in each)} of {len(each)} samples"
+        for turn in turns
+        if (each := [step for step in steps if step.turn == turn])
+    ]
+
+
+def _round_of(step: Step) -> tuple[str, int]:
+    return step.scenario.name, step.turn
+
+
+def _is_ours(step: Step) -> bool:
+    return step.peer.name == OURS
+
+
+def _is_new(found: Record, step: Step) -> bool:
+    return found.is_new(step.scenario.name, step.peer.name, step.turn)
 
 
 def _note_left(found: Record, steps: list[Step]) -> None:
@@ -169,8 +221,9 @@ def _note_left(found: Record, steps: list[Step]) -> None:
 
 
 def _is_there(found: Record, step: Step) -> bool:
+    """Whether nothing is to be taken here: there is a sample beside one of pgqueue, or the peer cannot run."""
     name = step.peer.name
-    return found.has(step.scenario.name, name, step.turn) or found.peers[name]["reason"] is not None
+    return found.is_beside(step.scenario.name, name, step.turn, OURS) or found.peers[name]["reason"] is not None
 
 
 def _sample(servers: Servers, step: Step, found: Record) -> record.Sample:
@@ -219,16 +272,18 @@ def _introduce(found: Record, contenders: list[Peer], place: Home, missing: dict
 
 def _begin(to: Path, about: dict[str, object], *, resume: bool, retry: bool = False) -> Record:
     """An empty record, or the one to go on with, if it was made with the same versions. Its sizes stay as they are."""
+    piece = {key: about.get(key) for key in ("begun", "load", "command")}
     if not resume or not to.exists():
-        return Record(about=about)
+        return Record(about={**about, PIECES: [piece]})
     found = record.read(to)
     for key in ("server", "settings", "python", "pgqueue", "commit", "machine", "rounds", "quick", "full"):
-        if found.about.get(key) != about[key]:
+        if found.about.get(key) != bare(about[key]):
             raise click.UsageError(
                 f"{to} was made with {key} {found.about.get(key)!r}, and it is {about[key]!r} now: begin a new run"
             )
     if retry:
         found.forget_errors()
+    found.begin_piece(piece)
     return found
 
 

@@ -11,7 +11,7 @@ from bench.peers.bars import judge
 from bench.peers.chart import charts, curve_file, curve_of, number
 from bench.peers.drain import WITH_START
 from bench.peers.peer import OURS
-from bench.peers.record import LEFT_OUT, Record
+from bench.peers.record import LEFT_OUT, PIECES, Record
 from bench.peers.scenarios import SCENARIOS, Measure, Scenario
 
 FIRST = ("application", "drain-1", "drain-2")
@@ -65,7 +65,13 @@ def effort(record: Record) -> str:
     absent = Counter(SCENARIOS[name].title for name, _, _ in record.about.get(LEFT_OUT, []))
     lines = [f"- {title}: {count}" for title, count in absent.items()]
     left = ["", "There was no time for these samples, by scenario:", "", *lines] if lines else []
-    return "\n".join([f"Samples were taken {size}.", *left])
+    pieces = [str(piece.get("begun", "?")) for piece in record.about.get(PIECES, [])]
+    parted = (
+        f" They were taken in {len(pieces)} pieces, begun {', '.join(pieces)}. A ratio is of samples of one piece."
+        if len(pieces) > 1
+        else ""
+    )
+    return "\n".join([f"Samples were taken {size}.{parted}", *left])
 
 
 def _section(record: Record, scenario: Scenario) -> str:
@@ -91,10 +97,10 @@ def _section(record: Record, scenario: Scenario) -> str:
         for name in found
         if record.values(scenario.name, name, WITH_START)
     ]
-    most = max((len(record.values(scenario.name, name, first.key)) for name in found), default=0)
+    most = max((record.rounds(scenario.name, name, first.key) for name in found), default=0)
     fewer: dict[int, list[str]] = {}
     for name in found:
-        if (rounds := len(record.values(scenario.name, name, first.key))) < most:
+        if (rounds := record.rounds(scenario.name, name, first.key)) < most:
             fewer.setdefault(rounds, []).append(record.title(name))
     notes += [f"- {rounds} of {most} rounds: {', '.join(names)}." for rounds, names in sorted(fewer.items())]
     better = "Less is better." if first.less_is_better else "More is better."
@@ -141,7 +147,7 @@ def _peers(record: Record) -> str:
 
 def _settings(record: Record) -> str:
     rows = [[about["title"], f"`{json.dumps(about['settings'])}`"] for about in record.peers.values()]
-    server = "\n".join(f"- {name}: {value}" for name, value in record.about.items() if name != LEFT_OUT)
+    server = "\n".join(f"- {name}: {value}" for name, value in record.about.items() if name not in (LEFT_OUT, PIECES))
     return f"## Settings and machine\n\n{table(['peer', 'settings'], rows)}\n\n{server}"
 
 

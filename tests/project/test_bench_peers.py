@@ -8,6 +8,9 @@ import signal
 import sys
 import threading
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from bench.peers.child import Child, Died, ending_at_sigterm, limited
 from bench.peers.command import peers, write_report
 from bench.peers.curves import DEPTHS
 from bench.peers.drain import WITH_START
-from bench.peers.record import LEFT_OUT, Record
+from bench.peers.record import LEFT_OUT, PIECES, Record
 from bench.peers.scenarios import SCENARIOS
 from bench.peers.size import Size
 
@@ -260,10 +263,39 @@ def test_a_sample_that_hangs_is_given_up_and_the_run_goes_on(tmp_path: Path) -> 
     """The handlers of signals are as before."""
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(Died, match="given up"), limited(0.05):
-        threading.Event().wait()
+        threading.Event().wait(60)
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert issubclass(Died, command.FAILURES)
+
+
+@pytest.mark.promise("F239")
+def test_a_peer_that_hangs_is_given_up_and_the_next_one_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging:
+        """Servers that make a stage of each peer; that of graphile-worker never answers."""
+
+        @contextmanager
+        def stage(self, this: peer.Peer, *, history: bool) -> Iterator[peer.Peer]:
+            yield this
+
+    def take(stage: Any, size: Size) -> dict[str, float]:
+        if stage.name == "graphile-worker":
+            threading.Event().wait(60)
+        return {"jobs_s": 1.0}
+
+    monkeypatch.setattr(plan, "LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(plan, "LIMIT_FACTOR", 0.0)
+    known = peer.chosen(peer.read().peers, ["graphile-worker", "rq"])
+    steps = plan.steps(known, [replace(SCENARIOS["one"], take=take)], rounds=1, full=False)
+    found = Record(_plain_about(), {this.name: _about(this.name) for this in known})
+    servers: Any = Hanging()
+
+    command._measure(found, servers, steps, tmp_path / "peers.json", begun=0.0)
+
+    assert "given up" in (found.error("one", "graphile-worker") or "")
+    assert found.median("one", "pgqueue", "jobs_s") == found.median("one", "rq", "jobs_s") == 1.0
 
 
 @pytest.mark.promise("F239")
@@ -552,7 +584,8 @@ def test_a_run_is_not_gone_on_with_when_it_was_made_of_something_else(tmp_path: 
     }
     about |= {"rounds": 3, "quick": False, "full": False}
     Record(about=about).write(file)
-    assert command._begin(file, about, resume=True).about == about
+    gone_on = command._begin(file, about, resume=True).about
+    assert {key: gone_on[key] for key in about} == about and len(gone_on[PIECES]) == 1
     assert command._begin(file, {**about, "commit": "b"}, resume=False).samples == {}
     with pytest.raises(Exception, match="begin a new run"):
         command._begin(file, {**about, "commit": "b"}, resume=True)
