@@ -17,6 +17,7 @@ import psutil
 
 from bench import (
     claims,
+    databases,
     drain,
     enqueueing,
     eyes,
@@ -64,6 +65,8 @@ SCENARIOS: dict[str, Scenario] = {
     "claims": claims.batched_claim,
     "history": history.history,
     "growth": growth.growth,
+    "databases": databases.databases,
+    "databases-apart": databases.apart,
     "reading": reading.reading,
     "eyes": eyes.eyes,
     "web": web.web,

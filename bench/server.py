@@ -111,6 +111,17 @@ class Lab:
         return accepted
 
     @contextmanager
+    def away(self) -> Iterator[None]:
+        """While this lasts the server is away: it is shut down, and started again at the end."""
+        self._admin.close()
+        self._server.cluster.stop()
+        try:
+            yield
+        finally:
+            self._server.cluster.start()
+            self._admin = psycopg.connect(self._server.dsn, autocommit=True)
+
+    @contextmanager
     def without_autovacuum(self) -> Iterator[None]:
         """While transactions are counted: autovacuum's visits are some, even where there is nothing to do."""
         self._configure("ALTER SYSTEM SET autovacuum TO off")

@@ -90,7 +90,6 @@ class Own:
         self.task: asyncio.Task[int] | None = None
         self.begun = self.ready = self.leaving = False
         """Whether the worker has begun to start, has started, and is stopping by itself."""
-        self.watchdog: Watchdog | None = None
 
     def start(self, life: Coroutine[Any, Any, int]) -> None:
         """Let it live: in its own context, and not by a task factory of the application."""
@@ -103,17 +102,8 @@ class Own:
             self.looking = in_thread(self.context.copy(), self._look)
         return self.looking
 
-    def watch(self, stuck: float) -> None:
-        """Have the watchdog look at this worker, until `unwatch`."""
-        self.watchdog = Watchdog(self._completing, stuck)
-        self.watchdog.start()
-
-    def unwatch(self) -> None:
-        """The worker has stopped: what it could not write is written no more, and is no sign of a stuck process."""
-        if self.watchdog is not None:
-            self.watchdog.stop()
-
-    def _completing(self) -> int | None:
+    def completing(self) -> int | None:
+        """As that of the worker; None also while it leaves, since nothing of that is a sign of a stuck process."""
         return None if self.leaving else self.worker.completing()
 
     def _look(self) -> Looked:
@@ -172,7 +162,8 @@ class _Life:
     """The life of the process, on its loop."""
 
     def __init__(self, owns: Sequence[Own], grace: float, stuck: float, loop_name: str) -> None:
-        self._owns, self._grace, self._stuck, self._loop_name = owns, grace, stuck, loop_name
+        self._owns, self._grace, self._loop_name = owns, grace, loop_name
+        self._watchdog = Watchdog(lambda: None, stuck)
         self._known: dict[str, DatabaseIdentity] = {}
         """What the databases are that have answered, by name."""
         self._code = DONE
@@ -195,6 +186,7 @@ class _Life:
         if (refused := await self._compare_all(told)) is not None:
             logs.last_words(str(refused))
             return USAGE
+        self._watchdog.start()
         for own in self._owns if not told.done() else ():
             own.start(self._live(own))
         lives = [own.task for own in self._owns if own.task is not None]
@@ -281,7 +273,7 @@ class _Life:
         facts |= {"loop": self._loop_name}
         log.info(banner(facts), extra=facts | {"worker_id": own.worker.worker_id})
         own.ready = True
-        own.watch(self._stuck)
+        self._watchdog.watch(f"completer of {own.database.name}", own.completing)
 
     async def _give_up(self, own: Own) -> None:
         """Stop a worker that has failed. A job whose handler cannot be stopped runs again when the lease is over."""
@@ -296,7 +288,7 @@ class _Life:
         own.leaving = True
         stop = asyncio.ensure_future(own.worker.stop(min(self._grace, FAILED_GRACE)))
         await asyncio.wait([stop], timeout=min(self._grace, FAILED_GRACE) + LEAVE_SECONDS)
-        own.unwatch()
+        self._watchdog.forget(f"completer of {own.database.name}")
         if stop.done():
             stop.result()
         else:

@@ -218,16 +218,16 @@ def test_each_database_has_a_worker_and_handlers_know_theirs(
 
 @pytest.mark.second
 @pytest.mark.promise("F394")
-def test_a_worker_that_idles_has_three_threads(dsn: str, other_dsn: str, app: Path, other_eyes: Eyes) -> None:
+def test_a_worker_that_idles_has_two_threads(dsn: str, other_dsn: str, app: Path, other_eyes: Eyes) -> None:
     with working("shop", *both(dsn, other_dsn), dsn=None, cwd=app) as worker:
         ready(worker, "a", "b")
         enqueue(other_dsn, "threads")
         wait_until(other_eyes.done(1))
         names: Sequence[str] = json.loads(other_eyes.one("SELECT result::text FROM pgqueue.job"))
-    of_all = {"pgqueue-end", "pgqueue-alarms"}
+    of_all = {"pgqueue-end", "pgqueue-alarms", "pgqueue-watchdog"}
     own = [name for name in names if name.startswith("pgqueue-") and name not in of_all]
-    assert 2 <= len(own) <= 2 * 3, own
-    assert len(names) <= 2 * 3 + len(of_all) + 6, names  # the main thread, and what the loop has for all
+    assert 2 <= len(own) <= 2 * 2, own
+    assert len(names) <= 2 * 2 + len(of_all) + 6, names  # the main thread, and what the loop has for all
 
 
 @pytest.mark.second
@@ -443,7 +443,7 @@ class Told:
     async def stop(self, _: float) -> int:
         self.stopping.set()
         if self.noted:
-            self.seen[:] = [each.completing() for each in watching]
+            self.seen[:] = [completing() for completing in watched.values()]
         if self.hangs:
             await asyncio.Event().wait()
         return 0
@@ -467,19 +467,27 @@ class Signalled:
 
 
 class Watching:
-    """A watchdog that only notes that it is stopped."""
+    """A watchdog that only notes which workers it looks at."""
 
     def __init__(self, completing: Callable[[], int | None], _: float) -> None:
-        self.completing, self.stopped = completing, False
+        assert completing() is None  # it belongs to no worker
 
     def start(self) -> None:
-        watching.append(self)
+        started.append(self)
 
-    def stop(self) -> None:
-        self.stopped = True
+    def watch(self, name: str, completing: Callable[[], int | None]) -> None:
+        assert started == [self]
+        watched[name] = completing
+        if len(watched) == 2:
+            all_watched.set()
+
+    def forget(self, name: str) -> None:
+        del watched[name]
 
 
-watching: list[Watching] = []
+started: list[Watching] = []
+all_watched = asyncio.Event()
+watched: dict[str, Callable[[], int | None]] = {}
 looked: list[str] = []
 Lives = Callable[..., many_workers._Life]
 
@@ -487,7 +495,9 @@ Lives = Callable[..., many_workers._Life]
 @pytest.fixture
 def life(monkeypatch: pytest.MonkeyPatch) -> Lives:
     """Makes the life of a process with these workers. A look at their databases answers, or raises `away`."""
-    watching.clear()
+    started.clear()
+    watched.clear()
+    all_watched.clear()
     looked.clear()
     monkeypatch.setattr(many_workers, "Signals", Signalled)
     monkeypatch.setattr(many_workers, "Watchdog", Watching)
@@ -527,9 +537,25 @@ def test_the_watchdog_leaves_a_worker_that_has_stopped_alone(life: Lives) -> Non
         return await life(Told(RuntimeError("broken"), noted=True))._run()
 
     assert soon(main()) == 1
-    [only] = watching
-    assert only.stopped
     assert Told.seen == [None]  # while it left
+    assert not watched
+
+
+@pytest.mark.promise("F404")
+def test_one_watchdog_looks_at_all_workers(life: Lives) -> None:
+    async def main() -> None:
+        ours = life(Told(), Told())
+        running = asyncio.ensure_future(ours._run())
+        await all_watched.wait()
+        assert {name: completing() for name, completing in watched.items()} == {
+            "completer of 0": 7,
+            "completer of 1": 7,
+        }
+        ours._signals.received.set()
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert len(started) == 1
 
 
 @pytest.mark.promise("F404")

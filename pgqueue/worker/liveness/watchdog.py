@@ -29,11 +29,11 @@ class Watchdog:
     """Looks ten times in `most` seconds. Created and started on the loop it watches.
 
     If something has not changed in ten looks, it is stuck. Looks are counted, not seconds: while the process is
-    suspended, the watchdog does not look either.
+    suspended, the watchdog does not look either. Where a process has several workers, one watchdog looks at all.
     """
 
     def __init__(self, completing: Callable[[], int | None], most: float = STUCK_SECONDS) -> None:
-        self._completing = completing
+        self._completing = {"completer": completing}
         self._every = most / LOOKS
         self._most = most
         self._loop = asyncio.get_running_loop()
@@ -48,6 +48,15 @@ class Watchdog:
         """End the thread."""
         self._stop.set()
 
+    def watch(self, name: str, completing: Callable[[], int | None]) -> None:
+        """Look at one more worker, by this name."""
+        self._completing[name] = completing
+
+    def forget(self, name: str) -> None:
+        """Look at the worker of this name no more: it has stopped, and what it could not write is no sign of a stuck
+        process."""
+        self._completing.pop(name, None)
+
     def _run(self) -> None:
         while not self._stop.wait(self._every):
             if stuck := self.look():
@@ -56,10 +65,13 @@ class Watchdog:
     def look(self) -> str | None:
         """Return the name of what has not moved in the last ten looks, or None."""
         waits = self._asked != self._turned
-        moving = {"event loop": self._turned if waits else None, "completer": self._completing()}
+        moving: dict[str, int | None] = {"event loop": self._turned if waits else None}
+        moving |= {name: completing() for name, completing in self._completing.copy().items()}
         if not waits and not self._loop.is_closed():
             self._asked += 1
             self._loop.call_soon_threadsafe(self._turn)
+        for name in self._same.keys() - moving.keys():
+            del self._same[name]
         for name, value in moving.items():
             before, looks = self._same.get(name, (value, 0))
             if value is None or value != before:

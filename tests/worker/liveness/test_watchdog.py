@@ -37,6 +37,23 @@ async def test_a_completer_that_has_something_to_write_and_does_not_move_is_stuc
     assert await looks(dog, LOOKS + 1) == [None] * LOOKS + ["completer"]
 
 
+async def test_of_several_workers_the_one_that_does_not_move_is_named_until_it_is_forgotten() -> None:
+    values: dict[str, int | None] = {"a": 1, "b": 1}
+    dog = Watchdog(lambda: None)
+    for name in values:
+        dog.watch(name, lambda name=name: values[name])  # type: ignore[misc]
+    found: list[str | None] = []
+    for n in range(LOOKS + 1):
+        values["a"] = n  # this one moves
+        found += await looks(dog, 1)
+    assert found == [None] * LOOKS + ["b"]
+    dog.forget("b")
+    values["a"] = None
+    assert await looks(dog, 3 * LOOKS) == [None] * 3 * LOOKS
+    dog.watch("b", lambda: 1)  # as new: its ten looks begin again
+    assert await looks(dog, LOOKS + 1) == [None] * LOOKS + ["b"]
+
+
 async def test_a_loop_that_does_not_turn_for_ten_looks_is_stuck_and_one_that_turns_late_is_not() -> None:
     dog = Watchdog(lambda: None)
     for _ in range(3):
