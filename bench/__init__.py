@@ -2,6 +2,7 @@
 
     python -m bench                      every scenario, full size (about an hour)
     python -m bench drain-uvloop idle    some of them
+    python -m bench --json FILE --resume go on with those that the file does not have
     python -m bench --quick              all of them, tiny: shows that the harness works, its figures mean nothing
     python -m bench peers                beside other job queues: see peers/
 

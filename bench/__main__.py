@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import click
@@ -38,7 +39,7 @@ from bench import (
     web,
     writing,
 )
-from bench.figures import Figure, document, table
+from bench.figures import Figure, document, figures_of, table
 from bench.holders import HOLDERS
 from bench.peers.command import peers, write_report
 from bench.run import QUICK, Run
@@ -87,6 +88,49 @@ SCENARIOS: dict[str, Scenario] = {
     "ticks-spread": ticks.spread,
 }
 
+SAME = ("server", "settings", "python", "pgqueue", "machine", "rounds", "scale", "holder", "held seconds", "jobs")
+"""What a file must have been made with, to be gone on with."""
+SECONDS = {
+    "drain-uvloop": 7,
+    "drain-asyncio": 7,
+    "drain-two": 8,
+    "drain-sync": 12,
+    "transactional": 29,
+    "batches": 22,
+    "enqueue-one": 17,
+    "enqueue-many": 17,
+    "enqueue-unique": 14,
+    "latency": 26,
+    "held": 38,
+    "deep": 31,
+    "idle": 48,
+    "fleet": 39,
+    "shapes": 80,
+    "flows": 28,
+    "claims": 41,
+    "history": 34,
+    "growth": 21,
+    "reading": 87,
+    "eyes": 29,
+    "web": 71,
+    "held-load": 55,
+    "beside-pgbench": 35,
+    "restart": 148,
+    "locks-distinct": 47,
+    "locks-hundred": 79,
+    "locks-behind": 77,
+    "locks-deep": 47,
+    "locks-held": 47,
+    "limits-held": 59,
+    "rates": 15,
+    "rates-held": 19,
+    "relay": 18,
+    "relay-held": 48,
+    "ticks-at-once": 99,
+    "ticks-spread": 91,
+}
+"""What each took at a scale of 0.02 with one round, on a busy machine (load 2 to 17): only their shares are used."""
+
 
 @click.command()
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
@@ -105,7 +149,10 @@ SCENARIOS: dict[str, Scenario] = {
 @click.option("--jobs", type=click.IntRange(100), help="How many jobs wait in web, and have ended. [1000000]")
 @click.option("--pg", type=click.Choice(["16", "18"]), default="18", show_default=True, help="PostgreSQL's version.")
 @click.option("--directory", type=click.Path(file_okay=False, path_type=Path), help="On which disk the data lies.")
-@click.option("--json", "to", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
+@click.option(
+    "--json", "to", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there, after each scenario."
+)
+@click.option("--resume", is_flag=True, help="With --json: leave out the scenarios that the file has.")
 def main(
     scenarios: tuple[str, ...],
     listed: bool,
@@ -118,6 +165,7 @@ def main(
     pg: str,
     directory: Path | None,
     to: Path | None,
+    resume: bool,
 ) -> None:
     """Measure pgqueue beside hand-written SQL. Exit code 1 if a goal was missed (never with --quick)."""
     if listed:
@@ -126,28 +174,77 @@ def main(
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
     if quick:
         rounds, scale = 1, QUICK
+    if resume and to is None:
+        raise click.UsageError("--resume goes on with a file: name it with --json")
     lab = Lab(int(pg), directory)
     try:
-        about = lab.about() | {"rounds": rounds, "scale": scale, "holder": holder}
+        about = lab.about() | {"rounds": rounds, "scale": scale, "holder": holder, "held seconds": held_seconds}
+        about |= {"minutes": {}, "jobs": jobs}
+        figures = _begun(about, to) if resume and to is not None and to.exists() else []
         click.echo(_text(about) + "\n")
-        figures = _measure(Run(lab, rounds, scale, held_seconds, holder, jobs), scenarios or tuple(SCENARIOS))
-        about["load after"] = [round(one, 2) for one in psutil.getloadavg()]
+        run = Run(lab, rounds, scale, held_seconds, holder, jobs)
+        figures = _measure(run, scenarios or tuple(SCENARIOS), about, figures, to)
     finally:
         lab.close()
     click.echo(table(figures))
-    click.echo(f"\nload average after: {about['load after']}")
-    if to is not None:
-        to.write_text(json.dumps(document(about, figures), indent=1), encoding="utf-8")
+    click.echo(f"\nload average after: {about.get('load after', about['load'])}")
     if not quick and any(figure.verdict == "FAIL" for figure in figures):
         sys.exit(1)
 
 
-def _measure(run: Run, names: tuple[str, ...]) -> list[Figure]:
-    figures = []
-    for name in names:
-        click.echo(f"{name}: {_first_line(SCENARIOS[name])}", err=True)
-        figures += SCENARIOS[name](run)
+def _measure(
+    run: Run, names: Sequence[str], about: dict[str, Any], figures: list[Figure], to: Path | None
+) -> list[Figure]:
+    """These figures, and those of the scenarios that they are not of; all are written down after each."""
+    todo = [name for name in names if name not in about["minutes"]]
+    began = monotonic()
+    for number, name in enumerate(todo):
+        click.echo(f"[{number + 1}/{len(todo)}{_left(todo, number, began)}] {name}: {_doc(name)}", err=True)
+        started = monotonic()
+        figures = figures + SCENARIOS[name](run)
+        about["minutes"][name] = round((monotonic() - started) / 60, 2)
+        about["load after"] = [round(one, 2) for one in psutil.getloadavg()]
+        if to is not None:
+            draft = to.with_suffix(".part")
+            draft.write_text(json.dumps(document(about, figures), indent=1), encoding="utf-8")
+            draft.replace(to)
     return figures
+
+
+def _left(todo: list[str], number: int, began: float) -> str:
+    """The minutes that the others are likely to take, by those that are over; nothing before the first has ended."""
+    over = sum(SECONDS[name] for name in todo[:number])
+    if not over:
+        return ""
+    rest = sum(SECONDS[name] for name in todo[number:])
+    return f", {(monotonic() - began) / over * rest / 60:.0f} min left"
+
+
+def _begun(about: dict[str, Any], to: Path) -> list[Figure]:
+    """The figures of that file, if they were measured in the same way; `about` gets what it says of them."""
+    found = json.loads(to.read_text(encoding="utf-8"))
+    for key in (
+        "server",
+        "settings",
+        "python",
+        "pgqueue",
+        "machine",
+        "rounds",
+        "scale",
+        "holder",
+        "held seconds",
+        "jobs",
+    ):
+        if found["about"].get(key) != about[key]:
+            raise click.UsageError(
+                f"{to} was made with {key} {found['about'].get(key)!r}, and it is {about[key]!r} now: begin a new file"
+            )
+    about["minutes"] = found["about"]["minutes"]
+    return figures_of(found)
+
+
+def _doc(name: str) -> str:
+    return _first_line(SCENARIOS[name])
 
 
 def _list() -> str:

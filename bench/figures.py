@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.samples import Side
+from bench.samples import Sample, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,23 @@ def _lines(figure: Figure) -> Iterable[str]:
 def document(about: dict[str, Any], figures: Iterable[Figure]) -> dict[str, Any]:
     """The same for machines, with every sample."""
     return {"about": about, "figures": [{**asdict(figure), "verdict": figure.verdict} for figure in figures]}
+
+
+def figures_of(found: dict[str, Any]) -> list[Figure]:
+    """The figures of such a document."""
+    return [
+        Figure(
+            **{key: each[key] for key in ("scenario", "name", "value", "unit")},
+            goal=Goal(**each["goal"]) if each["goal"] else None,
+            ours=_side(each["ours"]),
+            other=_side(each["other"]),
+        )
+        for each in found["figures"]
+    ]
+
+
+def _side(found: dict[str, Any] | None) -> Side | None:
+    return None if found is None else Side(found["name"], tuple(Sample(**sample) for sample in found["samples"]))
 
 
 def _number(value: float) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -11,11 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from bench import web
-from bench.__main__ import SCENARIOS, main
-from bench.figures import Figure, Goal, table
+from bench.__main__ import SCENARIOS, SECONDS, main
+from bench.figures import Figure, Goal, figures_of, table
 from bench.history import finish
 from bench.holders import HOLDERS, holding
 from bench.load import backlog
+from bench.run import Run
 from bench.samples import Sample, Side, alternate, percentile, ratio
 from pgqueue.web.routes import ROUTES, match
 
@@ -37,6 +40,63 @@ def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> N
         assert sample["seconds"] > 0 and sample["client"] >= 0 and sample["server"] >= 0
     if found["about"]["server"].startswith("PostgreSQL 18"):
         assert drained["ours"]["samples"][0]["more"]["buffers"] > 1
+
+
+@pytest.mark.promise("F442")
+def test_a_bench_that_was_interrupted_goes_on_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, taken = tmp_path / "bench.json", []
+    goes = [True]
+    side = Side("pgqueue", (Sample(100, 1.0, 0.1, 0.2, {"buffers": 2.0}),))
+
+    def scenario(name: str) -> Callable[[Run], list[Figure]]:
+        def take(run: Run) -> list[Figure]:
+            """A row."""
+            if name == "latency" and not goes[0]:
+                raise KeyboardInterrupt
+            taken.append(name)
+            return [Figure(name, "of it", 0.9, "x", Goal(0.8), side, side)]
+
+        return take
+
+    for name in ("drain-uvloop", "latency", "idle"):
+        monkeypatch.setitem(SCENARIOS, name, scenario(name))
+    monkeypatch.setattr("bench.__main__.Lab", NoLab)
+    arguments = ["drain-uvloop", "latency", "idle", "--json", str(to)]
+    goes[0] = False
+    assert CliRunner().invoke(main, arguments).exit_code == 1
+    assert taken == ["drain-uvloop"], "written down before the next one"
+    goes[0] = True
+
+    done = CliRunner().invoke(main, [*arguments, "--resume"])
+
+    assert done.exit_code == 0, done.output
+    assert taken == ["drain-uvloop", "latency", "idle"], "none is measured twice"
+    assert "[2/2, " in done.output and "min left] idle" in done.output
+    found = json.loads(to.read_text(encoding="utf-8"))
+    assert [figure["scenario"] for figure in found["figures"]] == taken
+    assert figures_of(found)[0] == Figure("drain-uvloop", "of it", 0.9, "x", Goal(0.8), side, side)
+    other = CliRunner().invoke(main, [*arguments, "--resume", "--scale", "0.5"])
+    assert other.exit_code == 2 and "begin a new file" in other.output
+    assert CliRunner().invoke(main, ["idle", "--resume"]).exit_code == 2, "no file to go on with"
+
+
+class NoLab:
+    """In place of a server: nothing here measures."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def about(self) -> dict[str, Any]:
+        plain = {key: "-" for key in ("server", "python", "psycopg", "uvloop", "pgqueue", "machine")}
+        return {**plain, "settings": {}, "load": [0.0]}
+
+    def close(self) -> None: ...
+
+
+def test_every_scenario_has_a_share_of_the_time() -> None:
+    assert SECONDS.keys() == SCENARIOS.keys()
+    assert all(seconds > 0 for seconds in SECONDS.values())
 
 
 @pytest.mark.second
