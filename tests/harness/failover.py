@@ -180,6 +180,8 @@ FAULTS: dict[str, Callable[[Patroni, Node], None]] = {
     "rolling": rolled,
 }
 WAYS = ("direct", "haproxy", "pgbouncer")
+BOUNCER = "server_login_retry = 0.2\nserver_connect_timeout = 2\n"
+"""As docs/operations.md advises: PgBouncer logs in to one server at a time, and refuses its clients meanwhile."""
 
 
 class Watch(threading.Thread):
@@ -221,7 +223,7 @@ def run(fault: str, way: str = "direct", *, synchronous: bool = True) -> Found:
         if way != "direct":
             address = options["listen_dsn"] = cluster.proxy
         if way == "pgbouncer":
-            bouncer = stack.enter_context(PgBouncer(cluster.proxy, 20, more="server_login_retry = 0.2\n"))
+            bouncer = stack.enter_context(PgBouncer(cluster.proxy, 20, more=BOUNCER))
             address = bouncer.dsn
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgqueue-failover-")))
         made = stack.enter_context(workers(directory, address, TASKS))

@@ -43,6 +43,7 @@ SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "200",
 HAPROXY = """\
 defaults
     mode tcp
+    retries 0
     timeout connect 2s
     timeout client 1h
     timeout server 1h
