@@ -4,7 +4,7 @@
 -- original.
 --
 -- Sessions that we may not end are left out, because asking would be an error. These are sessions of a superuser, if we
--- are none, and of another role, if we lack the right. Answers how many were ended, and how many could not be ended or
+-- are none, and of another role, if we lack the right. Answers how many were told to end, and how many could not be ended or
 -- even seen.
 WITH found AS MATERIALIZED (
     SELECT a.pid, a.backend_start IS NOT NULL

@@ -4,6 +4,8 @@ Called with a worker that the heartbeat's judge has declared dead. Called once a
 worker claimed while it was being declared dead. Every step may be repeated, and two workers may do it at once:
 1. The dead worker's sessions are ended, by pid *and* start time: a suspended process keeps its locks and could commit.
    Sessions of another role may not be ours to end. That is only logged: the fence of the dead worker no longer holds.
+   They are told until none is left. A session that is told once sends a last message, and waits for room in its socket.
+   A stopped process makes no room: its session keeps its locks until it is told again.
 2. The worker's row is locked against claims (they hold it FOR KEY SHARE) and marked dead, unless its counter has
    moved. From then on it can neither claim nor send heartbeats, and its completions find their rows gone.
 3. Its running jobs are moved, in batches. A notification lets fetchers start at position zero.
@@ -40,6 +42,8 @@ BATCH = 1_000
 # If an old snapshot is open, a look for stray jobs walks the dead rows of all jobs since, and claims wait for it. Then
 # once a minute is too often: looks take a quarter of a percent of the time, but come at least every SELDOM_SECONDS.
 STRAYS_SECONDS, DEAR_SHARE, SELDOM_SECONDS = 60.0, 400, 300.0
+END_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 1.6)
+"""How long a session of a dead worker is given to end before it is told again, in seconds."""
 AGAIN_SECONDS = 5.0
 """When the next look for stray jobs comes if one was left because an open transaction has its id."""
 # After this many reports of the judge (a third of a lease apart) a worker that does not lead does the rescue itself.
@@ -120,12 +124,24 @@ class Rescue:
         """End the worker's sessions. Sessions we may not end keep their locks; the jobs are rescued all the same."""
         disarm = self._session.link.statement("rescue_disarm", worker_id=worker_id, beat=beat)
         try:
-            [[(_, refused)]] = await self._session.run(disarm)
+            [[(told, refused)]] = await self._session.run(disarm)
+            for pause in END_PAUSES:
+                if not told:
+                    break
+                await asyncio.sleep(pause)
+                [[(told, refused)]] = await self._session.run(disarm)
         except psycopg.errors.InsufficientPrivilege as error:
             log.warning("worker %d: its sessions could not be ended: %s; %s", worker_id, without_values(error), GRANT)
             return
         if refused:
             log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
+        if told:
+            log.warning(
+                "worker %d: %s not ended in %.0f s: its locks stay until then",
+                worker_id,
+                plural(told, "session of it has", "sessions of it have"),
+                sum(END_PAUSES),
+            )
 
     async def strays(self) -> float | None:
         """Rescue jobs claimed by workers that are already marked dead.

@@ -1,0 +1,81 @@
+"""A session whose socket is full ends only when it is told twice: its last message waits for a stopped client."""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+import termios
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from psycopg import pq
+from workers import Eyes, Taker, wait_until
+
+from pgqueue.worker.liveness.rescue import Rescue
+
+ROW_BYTES = 511
+"""What a row of 500 letters has in the socket."""
+BUFFER_BYTES = 8192
+"""The server keeps so much back before it sends."""
+MESSAGE = b"""
+SELECT pg_advisory_xact_lock(7); SELECT repeat('x', 500) FROM generate_series(1, %d); SELECT pg_sleep(600)
+"""
+
+
+class Stopped:
+    """The connection of a process that is stopped: it sends one message, and reads nothing."""
+
+    def __init__(self, dsn: str, eyes: Eyes, rows: int) -> None:
+        self._conn = pq.PGconn.connect(dsn.encode())
+        self._eyes = eyes
+        self.pid = self._conn.backend_pid
+        self._conn.send_query(MESSAGE % rows)
+
+    def waits_for(self) -> str | None:
+        """What its session waits for; None if it has ended."""
+        found = self._eyes.one("SELECT coalesce(wait_event, '') FROM pg_stat_activity WHERE pid = %s", self.pid)
+        return None if found is None else str(found)
+
+    def unread(self) -> int:
+        """How many bytes lie in its socket."""
+        [number] = struct.unpack("i", fcntl.ioctl(self._conn.socket, termios.FIONREAD, b"\0" * 4))
+        return int(number)
+
+    def close(self) -> None:
+        self._conn.finish()
+
+
+@contextmanager
+def with_a_full_socket(dsn: str, eyes: Eyes) -> Iterator[Stopped]:
+    """It works on, with a lock, and half a buffer of its answer has no room in its socket."""
+    with closing(Stopped(dsn, eyes, 1_000_000)) as probe:
+        wait_until(lambda: probe.waits_for() == "ClientWrite")
+        room = probe.unread()
+        eyes.do("SELECT pg_terminate_backend(%s)", probe.pid)
+        wait_until(lambda: probe.waits_for() is None)
+    with closing(Stopped(dsn, eyes, (room + BUFFER_BYTES // 2) // ROW_BYTES)) as stopped:
+        wait_until(lambda: stopped.waits_for() == "PgSleep")
+        yield stopped
+
+
+@pytest.mark.promise("F24")
+async def test_a_session_with_a_full_socket_is_told_to_end_until_it_has_ended(dsn: str, eyes: Eyes) -> None:
+    """The naive rescue tells it once: then it waits for room to say why it ends, with its transaction open."""
+    rescuer, victim = Taker(dsn), Taker(dsn)
+    sessions = "UPDATE pgqueue.worker SET sessions = jsonb_build_array(jsonb_build_object('pid', %s)) WHERE id = %s"
+    with with_a_full_socket(dsn, eyes) as once:
+        eyes.do("SELECT pg_terminate_backend(%s)", once.pid)
+        wait_until(lambda: once.waits_for() == "ClientWrite")
+        assert not eyes.one("SELECT pg_try_advisory_xact_lock(7)")
+    with with_a_full_socket(dsn, eyes) as stopped:
+        eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+        await victim.fetch()
+        eyes.do(sessions, stopped.pid, victim.worker_id)
+        beat = eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", victim.worker_id)
+        assert await Rescue(rescuer.session, notify=True, rescued=lambda: None).rescue(victim.worker_id, beat)
+        assert stopped.waits_for() is None
+        assert eyes.one("SELECT pg_try_advisory_xact_lock(7)")
+    assert eyes.states() == {"available": 1}
+    await rescuer.close()
+    await victim.close()
