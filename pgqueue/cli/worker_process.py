@@ -113,23 +113,18 @@ def _first_look(worker: Worker, worker_end: WorkerEnd | None) -> dict[str, Any]:
             pause = outage.lost(START, error)
         except psycopg.OperationalError as error:
             if isinstance(error, Silent) or between_primaries():
-                time.sleep(_waits(outage.lost(START, error), worker_end))
-                continue
-            before, state = state, server_state()
-            # If it takes connections by now, it may just have come up: then the next error is another one.
-            if state not in (Ping.REJECT, Ping.OK) or before == state == Ping.OK:
-                raise
-            if before is None and state == Ping.REJECT:
-                log.warning("waiting for the server: %s", safe(line_of(error)))
-            pause = backoff.pause()
-        time.sleep(_waits(pause, worker_end))
-
-
-def _waits(pause: float, worker_end: WorkerEnd | None) -> float:
-    """Tell the supervisor, if there is one, that this process waits for the database."""
-    if worker_end is not None:
-        worker_end.waits()
-    return pause
+                pause = outage.lost(START, error)
+            else:
+                before, state = state, server_state()
+                # If it takes connections by now, it may just have come up: then the next error is another one.
+                if state not in (Ping.REJECT, Ping.OK) or before == state == Ping.OK:
+                    raise
+                if before is None and state == Ping.REJECT:
+                    log.warning("waiting for the server: %s", safe(line_of(error)))
+                pause = backoff.pause()
+        if worker_end is not None:
+            worker_end.waits()
+        time.sleep(pause)
 
 
 async def _serve(
