@@ -104,6 +104,8 @@ async def stopping_claim(self, *args, **how):
 Wire.put, Fetcher._claim = stopping_put, stopping_claim
 """
 LEASE = 2.0
+WHAT_STAYS = """SELECT pid, application_name, backend_start, state, wait_event, xact_start, left(query, 100)
+                FROM pg_stat_activity WHERE pid = ANY (%s)"""
 LOCKED = """SELECT bool_or(NOT pg_try_advisory_xact_lock(hashtextextended('pgqueue.lock:k' || n, 7)))
             FROM generate_series(0, 2) AS n"""
 
@@ -370,7 +372,13 @@ def test_a_worker_that_is_stopped_in_the_middle_of_a_large_claim_holds_nothing_a
         [second] = made.ready(lease=LEASE, concurrency=100)
         with Stalls() as stalls:
             began = time.monotonic()
-            wait_until(lambda: not held & {pid for pid, _ in eyes.backends()})
+            try:
+                wait_until(lambda: not held & {pid for pid, _ in eyes.backends()})
+            except AssertionError:
+                print(
+                    eyes.all(WHAT_STAYS, list(held)), eyes.all("SELECT id, beat, dead_at, sessions FROM pgqueue.worker")
+                )
+                raise
             wait_until(eyes.done(1))
             took = time.monotonic() - began
         print(f"free {took:.1f} s after somebody watched; the lease is {LEASE} s")
