@@ -110,6 +110,8 @@ SECONDS = {
     "claims": 41,
     "history": 34,
     "growth": 21,
+    "databases": 45,
+    "databases-apart": 60,
     "reading": 87,
     "eyes": 29,
     "web": 71,
