@@ -118,9 +118,10 @@ def unknown(found: str) -> list[Undeclared]:
 
 
 @asks
-def rates(conn: object) -> Statement[list[RateInfo]]:
-    """All rates that were declared or that jobs wait for, by name."""
-    return named("limits_list_rates", _rates_listed)
+def rates(conn: object, *, begins: str = "") -> Statement[list[RateInfo]]:
+    """All rates whose names begin so and that were declared or that jobs wait for, by name."""
+    check_text(begins, "begins")
+    return named("limits_list_rates", _rates_listed, begins=begins)
 
 
 arates = twin(rates)
@@ -166,9 +167,10 @@ def shown(count: int, period: float) -> str:
 
 
 @asks
-def limits(conn: object) -> Statement[list[LimitInfo]]:
-    """All limits that were declared or set, or that jobs wait for, by name."""
-    return named("limits_list", _listed)
+def limits(conn: object, *, begins: str = "") -> Statement[list[LimitInfo]]:
+    """All limits whose names begin so and that were declared or set, or that jobs wait for, by name."""
+    check_text(begins, "begins")
+    return named("limits_list", _listed, begins=begins)
 
 
 alimits = twin(limits)

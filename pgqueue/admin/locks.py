@@ -70,10 +70,12 @@ class Released:
 
 
 @asks
-def locks(conn: object, key: str | None = None) -> Statement[list[LockInfo]]:
-    """The keys that are held or waited for, those with the most waiting jobs first. With `key` only this one."""
+def locks(conn: object, key: str | None = None, *, begins: str = "") -> Statement[list[LockInfo]]:
+    """The keys that are held or waited for and begin so, those with the most waiting jobs first. With `key` only this
+    one."""
     check_text(key, "key")
-    return said("locks_list", list[LockInfo], key=key)
+    check_text(begins, "begins")
+    return said("locks_list", list[LockInfo], key=key, begins=begins if key is None else key)
 
 
 alocks = twin(locks)

@@ -336,7 +336,7 @@ def read_one(rows: list[Row]) -> JobInfo | None:
         return None
     job, attempts, said, steps = rows[0]
     row = json.loads(job) | {"said": said and json.loads(said)}
-    return _job(row, tuple(map(_attempt, json.loads(attempts))), tuple(map(_step, json.loads(steps))))
+    return read_job(row, tuple(map(_attempt, json.loads(attempts))), tuple(map(_step, json.loads(steps))))
 
 
 def searching(schema: str, room: int = ROOM, **given: Unpack[Criteria]) -> Steps[Page]:
@@ -358,7 +358,7 @@ def _searching(walk: Statement[Page], asked: Filter, schema: str, after: int | s
         return page
     [[found]] = yield Statement(text("queries_keyed", schema), walk.params, list)
     limit = asked.limit or LISTED
-    held = tuple(map(_job, json.loads(found)))[:limit]
+    held = tuple(map(read_job, json.loads(found)))[:limit]
     if after is None and len(held) == limit:
         return Page(held, None, _FIRST[_order(asked)])
     first = () if after is not None else held
@@ -447,7 +447,7 @@ def standing(schema: str, found: Measured | None = None) -> Steps[Status]:
 def _page(rows: list[Row], limit: int, order: str) -> Page:
     read, walked = rows[0]
     found = json.loads(read)
-    jobs = tuple(map(_job, found))
+    jobs = tuple(map(read_job, found))
     searched, *last = (None, None) if walked is None else json.loads(walked)
     if len(jobs) == limit:
         return Page(jobs, None, _place(order, found[-1][order], jobs[-1].id))
@@ -459,7 +459,8 @@ def _place(order: str, *last: Any) -> int | str:
     return int(last[-1]) if order == "id" else f"{last[0]}/{last[1]}"
 
 
-def _job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = (), steps: tuple[JobStep, ...] = ()) -> JobInfo:
+def read_job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = (), steps: tuple[JobStep, ...] = ()) -> JobInfo:
+    """The job of a row of `shown`, with what it has said of how far it is."""
     said = row["said"]
     progress = said and JobProgress(**shown.timed(said, JobProgress))
     values = {name: shown.value(row[name]) for name in ("args", "headers", "result")}

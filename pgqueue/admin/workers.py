@@ -149,9 +149,10 @@ alongest = twin(longest)
 
 
 @asks
-def supervisors(conn: object) -> Statement[list[SupervisorNow]]:
+def supervisors(conn: object, *, host: str | None = None) -> Statement[list[SupervisorNow]]:
     """Return the supervisors, at most 1,000, those of the last hour that are gone among them, by host."""
-    return said("workers_supervisors", list[SupervisorNow])
+    check_text(host, "host")
+    return said("workers_supervisors", list[SupervisorNow], host=host)
 
 
 asupervisors = twin(supervisors)

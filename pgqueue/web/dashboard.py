@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
@@ -218,6 +219,7 @@ class Dashboard:
             "on_standby": bool(visit.rights) and source is not None and source.connections.on_standby,
             "live": way if visit.visitor.method in SAFE_METHODS else None,
             "seen": "" if source is None else source.live.number,
+            "now": datetime.now(UTC),
         }
 
     # What is no page --------------------------------------------------------------------------------------------------

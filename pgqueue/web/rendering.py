@@ -7,7 +7,8 @@ What is not printable is replaced, so that a text cannot turn the direction of t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -100,6 +101,7 @@ def _environment() -> Environment:
         "arguments": _arguments,
         "clock": lambda at, form: at.astimezone(UTC).strftime(_CLOCKS[form]),
         "count": _count,
+        "differs": differs,
         "folded": folded,
         "iso": lambda at: f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z",
         "json_line": _json_line,
@@ -108,6 +110,7 @@ def _environment() -> Environment:
         "jobs": lambda value, one, more: plural(value["n"], one, more, _count(value)),
         "minute": lambda at: f"{at.astimezone(UTC):%Y-%m-%dT%H:%M}",
         "number": lambda value: "" if value is None else f"{value:,}",
+        "pieces": pieces,
         "percent": lambda share: "" if share is None else f"{share:.1%}".replace("%", " %"),
         "plural": plural,
         "query": urlencode,
@@ -129,6 +132,27 @@ def _printable(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in value)
+
+
+def differs(items: Sequence[Mapping[str, Any]], *names: str) -> bool:
+    """Whether these fields of the rows differ. If not, a table says them once. Of one row each column is shown.
+
+    >>> [differs([{"queue": "a"}, {"queue": other}], "queue") for other in "ab"], differs([{"queue": "a"}], "queue")
+    ([False, True], True)
+    """
+    return len(items) < 2 or len({repr([item[name] for name in names]) for item in items}) > 1
+
+
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+def pieces(text: str) -> list[tuple[bool, str]]:
+    """The text in pieces: whether each stood between two backticks, so that it is code, and the piece.
+
+    >>> pieces("run `pgqueue why 7`, or `")
+    [(False, 'run '), (True, 'pgqueue why 7'), (False, ', or `')]
+    """
+    return [(at % 2 == 1, each) for at, each in enumerate(_CODE.split(text))]
 
 
 def ago(at: datetime, now: datetime) -> str:

@@ -23,16 +23,17 @@ SELECT n, declared, by_hand,
 FROM changed;
 
 -- name: limits_list
--- Every limit that was declared or set, or that jobs wait for (1,000 of these), by name, as a JSON array. Jobs are counted up to 10,001.
+-- Every limit whose name begins with `begins` and that was declared or set, or that jobs wait for (1,000 of these), by name, as a JSON
+-- array. Jobs are counted up to 10,001.
 WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'limit' ORDER BY b.key LIMIT 1)
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= 'limit:' || %(begins)s::text ORDER BY b.key LIMIT 1)
     UNION ALL
     SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
-    FROM walked w WHERE starts_with(w.key, 'limit:') AND w.place < 1000
+    FROM walked w WHERE starts_with(w.key, 'limit:' || %(begins)s::text) AND w.place < 1000
 ), named AS (
-    SELECT substr(key, 7) AS name FROM walked WHERE starts_with(key, 'limit:')
+    SELECT substr(key, 7) AS name FROM walked WHERE starts_with(key, 'limit:' || %(begins)s::text)
     UNION
-    SELECT name COLLATE "default" FROM pgqueue.key_limit
+    SELECT name COLLATE "default" FROM pgqueue.key_limit WHERE starts_with(name, %(begins)s::text)
 ), listed AS (
     SELECT named.name, l.n, l.declared, l.set_at IS NOT NULL AS by_hand,
            (SELECT count(*) FROM (
@@ -72,13 +73,13 @@ SELECT count, period, burst, declared_count, declared_period, by_hand,
 FROM changed;
 
 -- name: limits_list_rates
--- Every rate that was declared, or that jobs wait for (of 1,000 keys that are waited for), by name, as a JSON array. Waiting jobs
--- are counted up to 10,001 for each key.
+-- Every rate whose name begins with `begins` and that was declared, or that jobs wait for (of 1,000 keys that are waited for), by name, as a
+-- JSON array. Waiting jobs are counted up to 10,001 for each key.
 WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'rate' ORDER BY b.key LIMIT 1)
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= 'rate:' || %(begins)s::text ORDER BY b.key LIMIT 1)
     UNION ALL
     SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
-    FROM walked w WHERE starts_with(w.key, 'rate:') AND w.place < 1000
+    FROM walked w WHERE starts_with(w.key, 'rate:' || %(begins)s::text) AND w.place < 1000
 ), line AS MATERIALIZED (
     SELECT split_part(substr(walked.key, 6), ':', 1) AS name, waiting.n,
            (SELECT {{waited}}
@@ -86,7 +87,7 @@ WITH RECURSIVE walked (key, place) AS (
     FROM walked CROSS JOIN LATERAL (
         SELECT count(*) AS n FROM (SELECT FROM pgqueue.job_blocked b WHERE b.key = walked.key LIMIT 10001) AS those
     ) AS waiting
-    WHERE starts_with(walked.key, 'rate:')
+    WHERE starts_with(walked.key, 'rate:' || %(begins)s::text)
 ), listed AS (
     -- A period that no code declares was written by hand: JSON has no text for some of these.
     SELECT named.name, r.count, r.period, r.burst, CASE WHEN r.declared_period BETWEEN 1 AND 31622400 THEN r.declared_count END AS declared_count,
@@ -96,6 +97,7 @@ WITH RECURSIVE walked (key, place) AS (
            (SELECT max(waited) FROM line WHERE line.name = named.name) AS waited
     FROM (SELECT name FROM line UNION SELECT name COLLATE "default" FROM pgqueue.key_rate) AS named
     LEFT JOIN pgqueue.key_rate r ON r.name = named.name
+    WHERE starts_with(named.name, %(begins)s::text)
 )
 SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
 

@@ -1,29 +1,29 @@
 -- What people see of keys, and do to them by hand.
 
 -- name: locks_list
--- Keys with the jobs that hold them and how many wait, as a JSON array, those with the most waiters first: all that are held or waited
--- for, 1,000 of either at most. Waiters are counted up to 10,001. Of a chain (see chains.py) the first that is left holds the key; the
+-- Keys that begin with `begins`, with the jobs that hold them and how many wait, as a JSON array, those with the most waiters first: all
+-- that are held or waited for, 1,000 of either at most. Waiters are counted up to 10,001. Of a chain (see chains.py) the first that is left holds the key; the
 -- others wait, before all that are blocked.
 WITH RECURSIVE walked (key, place) AS (
-    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key > 'lock' ORDER BY b.key LIMIT 1)
+    (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= 'lock:' || %(begins)s::text ORDER BY b.key LIMIT 1)
     UNION ALL
     SELECT (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > w.key ORDER BY b.key LIMIT 1), w.place + 1
-    FROM walked w WHERE starts_with(w.key, 'lock:') AND w.place < 1000
+    FROM walked w WHERE starts_with(w.key, 'lock:' || %(begins)s::text) AND w.place < 1000
 ), taken AS MATERIALIZED (
     SELECT lock_key, id, task, queue, state, worker_id, started_at, enqueued_at, run_at,
            key IS NOT NULL AND row_number() OVER (PARTITION BY lock_key, worker_id ORDER BY holds DESC, rank, id) > 1 AS behind, rank
-    FROM (SELECT * FROM pgqueue.job_running WHERE lock_key IS NOT NULL ORDER BY started_at LIMIT 8000) AS r
+    FROM (SELECT * FROM pgqueue.job_running WHERE starts_with(lock_key, %(begins)s::text) ORDER BY started_at LIMIT 8000) AS r
 ), holder AS MATERIALIZED (
     (SELECT lock_key, id, task, queue, state, worker_id, {{runs_since}} AS since
      FROM taken WHERE NOT behind ORDER BY started_at LIMIT 1000)
     UNION ALL
-    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_available WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_available WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
     UNION ALL
-    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_scheduled WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_scheduled WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
     UNION ALL
-    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked WHERE holds AND lock_key IS NOT NULL LIMIT 1000)
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
 ), named AS (
-    SELECT substr(key, 6) AS key FROM walked WHERE starts_with(key, 'lock:') UNION SELECT lock_key FROM holder
+    SELECT substr(key, 6) AS key FROM walked WHERE starts_with(key, 'lock:' || %(begins)s::text) UNION SELECT lock_key FROM holder
 ), listed AS (
     SELECT named.key,
            (SELECT coalesce(json_agg(json_build_object(

@@ -56,7 +56,7 @@ FROM (SELECT r.id, r.task, r.worker_id, {{runs_since}} AS started_at, extract(ep
 LEFT JOIN pgqueue.worker w ON w.id = j.worker_id;
 
 -- name: workers_supervisors
--- Every supervisor of the last hour, 1,000 at most, with its last order, as a JSON array. The last 10,000 orders are looked at.
+-- Every supervisor of the last hour on this host (NULL: on all), 1,000 at most, with its last order, as a JSON array. The last 10,000 orders are looked at.
 WITH last AS MATERIALIZED (
     SELECT DISTINCT ON (supervisor_id) supervisor_id, id, kind, size, created_at, done_at, problem
     FROM (SELECT * FROM pgqueue.supervisor_order ORDER BY id DESC LIMIT 10000) AS recent
@@ -69,6 +69,7 @@ FROM (
            CASE WHEN last.id IS NOT NULL THEN json_build_object('id', last.id, 'kind', last.kind, 'size', last.size,
                'created_at', last.created_at, 'done_at', last.done_at, 'problem', last.problem) END AS "order"
     FROM pgqueue.supervisor s LEFT JOIN last ON last.supervisor_id = s.id
+    WHERE %(host)s::text IS NULL OR s.host = %(host)s::text
     ORDER BY s.host, s.id
     LIMIT 1000
 ) AS shown;

@@ -133,7 +133,7 @@ async def test_the_page_says_why_a_job_was_left_out(dsn: str, eyes: Eyes) -> Non
         page = await browser.get(f"/bulk/{begun.id}")
     assert "1 changed, 1 left out" in page.text
     for reason, words, id in (("held", WORDS["held"].reason, first.id), ("retried", WORDS["retried"].reason, other.id)):
-        row = f'<th scope="row">{reason}</th><td>{words}</td><td class="right">1</td>'
+        row = f'>{reason}</th><td role="cell">{words}</td><td role="cell" data-label="jobs" class="right">1</td>'
         assert row in page.text and f"/jobs/{id}" in links(page, "/jobs/")
     assert eyes.one("SELECT state FROM pgqueue.job WHERE id = %s", holder.id) == "scheduled"
 

@@ -138,3 +138,28 @@ async def test_the_overview_begins_with_what_is_wrong(dsn: str, conn: psycopg.Co
         assert [job["task"] for job in listed.json()["items"]] == ["t"]
         found = (await browser.get("/", headers={"accept": "application/json"})).json()
         assert found["verdict"]["title"] == "One thing needs you" and found["findings"][0]["queue"] == "mail"
+
+
+@pytest.mark.promise("F430")
+async def test_what_stands_between_backticks_is_code_and_stays_text(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    """Naive is a page that shows backticks, and one that writes the text of an error as HTML."""
+    conn.execute(
+        "WITH made AS (INSERT INTO pgqueue.job_dead (state, task, reason, finished_at, bin, attempt) "
+        "VALUES ('failed', 't', 'error', now(), 0, 1) RETURNING id, enqueued_at) "
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
+        "outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', 'E', "
+        "'see `<b>x</b>` & `' FROM made"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, state, beat_at, "
+        "started_at) VALUES ('1 h', 1, 1, 'h', 'v', '{q}', 'running', now(), now() - interval '1 h')"
+    )
+    [(id,)] = conn.execute("SELECT id FROM pgqueue.job_dead").fetchall()
+    conn.commit()
+    async with reading(dsn, redact=()) as browser:
+        page = (await browser.get(f"/jobs/{id}")).text
+        assert "see <code>&lt;b&gt;x&lt;/b&gt;</code> &amp; `" in page and "<b>x" not in page
+        found = (await browser.get(f"/jobs/{id}", headers={"accept": "application/json"})).json()
+        assert any("`<b>x</b>`" in each["text"] for each in found["items"][0]["why"])
+        overview = (await browser.get("/")).text
+        assert "<code>pgqueue grants</code>" in overview and "`" not in overview

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -253,3 +255,53 @@ async def test_the_grants_of_operate_suffice(role: Role, eyes: Eyes, declared: N
             answer = await browser.post(path, data=fields, headers=SAME_SITE)
             assert answer.status_code == (303 if kind == "operate" else 503), answer.text
     assert eyes.one("SELECT count(*) FROM pgqueue.audit") == (len(CHANGES) if kind == "operate" else 0)
+
+
+@pytest.mark.promise("F431")
+async def test_each_list_has_50_rows_a_page_and_its_pages_lead_to_all_rows_once(dsn: str, eyes: Eyes) -> None:
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, lock_key, holds) "
+        "SELECT 'web.task', 'available', 'key:' || n, true FROM generate_series(1, 120) AS n"
+    )
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n) SELECT 'api' || n, 1 FROM generate_series(1, 120) AS n")
+    eyes.do(
+        "INSERT INTO pgqueue.key_rate (name, count, period) SELECT 'r' || n, 1, 1 FROM generate_series(1, 120) AS n"
+    )
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        for name, items, key in (("locks", "items", "key"), ("limits", "limits", "name"), ("rates", "rates", "name")):
+            path, seen, sizes = "/limits", list[str](), list[int]()
+            while path:
+                page = await browser.get(path)
+                found = (await browser.get(path, headers={"accept": "application/json"})).json()
+                assert len(page.content) <= 60_000, path
+                seen += [each[key] for each in found[items]]
+                sizes.append(len(found[items]))
+                path = next((each for each in _next(page.text) if f"list={name}&" in each), "")
+                assert (found["after"][name] is not None) == bool(path)
+            assert sizes == [15, 50, 50, 5] and len(set(seen)) == len(seen) == 120, name
+        for wrong in ("list=x", "skip=5", "list=locks&limit=501"):
+            assert (await browser.get(f"/limits?{wrong}")).status_code == 400, wrong
+
+
+def _next(page: str) -> list[str]:
+    return [unescape(each) for each in re.findall(r'rel="next" href="([^"]+)"', page)]
+
+
+@pytest.mark.promise("F431", "F138")
+async def test_a_key_is_found_by_its_first_letters_beside_very_many_and_a_hidden_one_is_not(
+    dsn: str, eyes: Eyes
+) -> None:
+    """Naive is a search of the first 1,000 keys; and one that tells how a hidden key begins."""
+    eyes.do(
+        "INSERT INTO pgqueue.job (task, state, lock_key, key) "
+        "SELECT 'web.task', 'blocked', key, 'lock:' || key FROM ("
+        "SELECT 'a' || n FROM generate_series(1, 1500) AS n UNION ALL VALUES ('zoo:7'), ('token:abcdef')) AS of (key)"
+    )
+    async with reading(dsn) as browser:
+
+        async def keys(query: str) -> list[str]:
+            found = await browser.get(f"/limits?{query}", headers={"accept": "application/json"})
+            return [each["key"] for each in found.json()["items"]]
+
+        assert await keys("name=zoo") == await keys("lock=zoo:7") == ["zoo:7"]
+        assert await keys("name=tok") == await keys("name=token:a") == [] == await keys("name=zoo:8")

@@ -183,7 +183,7 @@ async def test_jobs_that_wait_for_one_key_lead_to_it_and_to_the_list_if_they_wai
         page = (await browser.get("/")).text
         assert '/limits#locks">another job has their lock' in page and "/limits/jobs?limit=b" in page
         only = await browser.get("/limits", params={"lock": "a "})
-        assert '<th scope="row">a </th>' in only.text and '<th scope="row">a</th>' not in only.text
+        assert ">a </th>" in only.text and ">a</th>" not in only.text
         assert "No job holds it" in (await browser.get("/limits?lock=none")).text
     for hidden in (
         {"redact": ("limit_key", "lock_key", "rate_key")},

@@ -124,8 +124,8 @@ async def test_pages_with_numbers_of_jobs_say_when_they_were_counted(dsn: str, c
     pgqueue.enqueue(conn, "web.waits")
     conn.commit()
     async with reading(dsn) as browser:
-        for path in ("/", "/queues"):
-            assert "Jobs counted at 2" in (await page(browser, path)).text, path
+        for path, text in (("/", "Jobs counted at <time"), ("/queues", "Jobs counted <time")):
+            assert text in (await browser.get(path)).text, path
 
 
 @pytest.mark.promise("F82")
@@ -604,7 +604,7 @@ async def test_a_database_without_tables_and_one_that_is_not_there(
         for path in PATHS:
             answer = await browser.get(path)
             if path == "/":  # the doctor has an answer to this
-                assert "run `pgqueue migrate`" in answer.text.replace("&#96;", "`")
+                assert "run <code>pgqueue migrate</code>" in answer.text
                 continue
             assert answer.status_code == 503 and "pgqueue migrate" in answer.text, path
     async with reading("postgresql://app:hunter2@127.0.0.1:1/nowhere?connect_timeout=1") as browser:

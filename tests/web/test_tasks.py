@@ -133,7 +133,7 @@ async def test_a_version_that_is_new_or_old_is_compared_with_nothing(dsn: str, c
     assert (await document(dsn, "/tasks"))["version"] is None
 
 
-@pytest.mark.promise("F333", "F138")
+@pytest.mark.promise("F333", "F432", "F138")
 async def test_a_cause_has_the_message_of_its_newest_job_without_its_secrets(dsn: str, conn: Conn) -> None:
     job = refused(conn, '{"order_id": 4242, "api_key": "hunter2x"}', "the key hunter2x of 4242 is wrong\nsecond line")
     conn.execute(
@@ -144,8 +144,10 @@ async def test_a_cause_has_the_message_of_its_newest_job_without_its_secrets(dsn
     )
     conn.commit()
     found = (await document(dsn, "/task?name=t"))["items"][0]["causes"]
-    messages = {each["error_type"]: each["message"] for each in found}
-    assert messages == {"Refused": f"the key {HIDDEN} of 4242 is wrong", "Gone": HIDDEN, "None": HIDDEN}
+    others = [(await document(dsn, "/errors"))["items"], (await document(dsn, "/"))["causes"]]
+    for causes in (found, *others):
+        messages = {each["error_type"]: each["message"] for each in causes}
+        assert messages == {"Refused": f"the key {HIDDEN} of 4242 is wrong", "Gone": HIDDEN, "None": HIDDEN}
     assert found[0]["count"] == 112
 
     def hide(path: tuple[str, ...], value: Any) -> Any:

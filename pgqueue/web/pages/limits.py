@@ -6,34 +6,51 @@ letters because it is not printable, has no buttons: a form would have to contai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Literal
 
 from pgqueue.admin.limit_jobs import Kind, alimit_jobs
 from pgqueue.admin.limits import Pace, Setting, achange, achange_rate, alimits, arates
 from pgqueue.admin.locks import alocks, arelease
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import Asked, Page, lists_of, plain
 from pgqueue.web.problems import Problem
 
 PLACE = "/limits"
+FIRST = {"locks": 15, "limits": 15, "rates": 15}
+"""So many rows of each list are shown where all three are."""
 
 
 async def limits(asked: Asked) -> Page:
-    """The locks that are held or waited for as items; limits and rates beside them. With `lock` only that one."""
-    only = asked.value("lock")
+    """The locks that are held or waited for as items; limits and rates beside them. With `lock` only that one.
+
+    With `name` those that begin so. What is hidden is left out of these: it would tell how it begins.
+    """
+    only, begins, lists = asked.value("lock"), asked.value("name") or "", lists_of(asked, FIRST)
     if only is not None and _is_hidden(asked, "lock", ("key",), only):
         raise Problem(400, "This cannot be asked", "this key is redacted, so it cannot be asked for")
-    locks = await asked.read(lambda conn: alocks(conn, only))
-    found = await asked.read(alimits)
-    rates = await asked.read(arates)
+    locks = await asked.read(lambda conn: alocks(conn, only, begins=begins)) if lists.has("locks") else []
+    found = await asked.read(lambda conn: alimits(conn, begins=begins)) if lists.has("limits") else []
+    rates = await asked.read(lambda conn: arates(conn, begins=begins)) if lists.has("rates") else []
+    is_lock = partial(_is_shown, asked, "lock", ("key",))
+    is_limit, is_rate = (partial(_is_shown, asked, None, (each, "name")) for each in ("limits", "rates"))
+    if begins:
+        locks = [each for each in locks if is_lock(each.key)]
+        found = [each for each in found if is_limit(each.name)]
+        rates = [each for each in rates if is_rate(each.name)]
+    every: dict[str, Sequence[object]] = {"locks": locks, "limits": found, "rates": rates}
+    locks, found, rates = [*lists.of("locks", locks)], [*lists.of("limits", found)], [*lists.of("rates", rates)]
     view = {
         "only": only,
-        "shown_locks": [_is_shown(asked, "lock", ("key",), each.key) for each in locks],
-        "shown_limits": [_is_shown(asked, None, ("limits", "name"), each.name) for each in found],
-        "shown_rates": [_is_shown(asked, None, ("rates", "name"), each.name) for each in rates],
+        "begins": begins,
+        "shown_locks": [is_lock(each.key) for each in locks],
+        "shown_limits": [is_limit(each.name) for each in found],
+        "shown_rates": [is_rate(each.name) for each in rates],
     }
     items = [plain(each) | {"key": asked.redaction.key("lock", each.key)} for each in locks]
-    return Page("limits.html", items, {"limits": plain(found), "rates": plain(rates)}, view)
+    more = {"limits": plain(found), "rates": plain(rates), "after": lists.after(every)}
+    return Page("limits.html", items, more, view | lists.view(every))
 
 
 async def jobs(asked: Asked) -> Page:

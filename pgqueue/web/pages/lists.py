@@ -11,9 +11,9 @@ from pgqueue.admin.versions import aversions, brought
 from pgqueue.client.schedules import ScheduleInfo, aschedules
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs import cron
+from pgqueue.web.pages import causes
 from pgqueue.web.pages.jobs import moment
 from pgqueue.web.pages.page import Asked, Page, plain, rows_of
-from pgqueue.web.redaction import HIDDEN
 
 TICKS_SHOWN = 3
 
@@ -48,21 +48,20 @@ def _schedule(info: ScheduleInfo) -> dict[str, Any]:
 
 
 async def errors(asked: Asked) -> Page:
-    """Failed attempts by their cause, the one that occurred last first.
-
-    A message may quote an argument. Which ones are hidden is known on the page of a job only, where the arguments are.
-    So no message is shown here while anything is redacted.
-    """
+    """Failed attempts by their cause, the one that occurred last first, each with what its newest job says."""
     queue, task, since = asked.value("queue"), asked.value("task"), moment(asked.value("since"), "since")
     rows = rows_of(asked)
     most = min(rows.needed, GROUPS_MOST)
     found = await asked.read(lambda conn: aerror_groups(conn, queue=queue, task=task, since=since, limit=most))
     view = rows.view(found) | {
         "asked": {name: asked.value(name) or "" for name in ("queue", "task", "since")},
-        "shows_messages": not asked.redaction.active,
         "may_retry": {"bulk", "retry"} <= set(asked.rights),
     }
     versions = await asked.read(aversions)
-    hidden = {"message": HIDDEN} if asked.redaction.active else {}
-    items = [plain(each) | hidden | {"is_new": brought(versions, each.first_version)} for each in rows.of(found)]
+    shown = rows.of(found)
+    said = await asked.read(lambda conn: causes.messages(conn, shown, asked.redaction))
+    items = [
+        plain(each) | {"message": said.get(each.fingerprint), "is_new": brought(versions, each.first_version)}
+        for each in shown
+    ]
     return Page("errors.html", items, {"after": rows.after(found)}, view)

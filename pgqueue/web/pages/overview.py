@@ -7,7 +7,7 @@ of its own, at the same time. If one of them takes too long, the page says so an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from pgqueue.admin.limit_jobs import asingle_keys
 from pgqueue.admin.queries import astanding
 from pgqueue.admin.versions import Version, aversions, brought
 from pgqueue.web.charts import HEIGHT, WIDTH
+from pgqueue.web.pages.causes import messages
 from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
@@ -28,7 +29,7 @@ from pgqueue.web.pages.queue import STEADY
 from pgqueue.web.pages.queues_in_need import first_ones, queues
 from pgqueue.web.pages.waits import single, waits
 from pgqueue.web.problems import Problem
-from pgqueue.web.redaction import HIDDEN, Redaction
+from pgqueue.web.redaction import Redaction
 
 MINUTES_SHOWN = 15
 CAUSES_SHOWN = 5
@@ -43,10 +44,10 @@ async def overview(asked: Asked) -> Page:
     (status, no_status), (diagnosis, no_diagnosis), (happened, no_history) = await asyncio.gather(
         asked.part(lambda conn: astanding(conn, known)),
         asked.part(lambda conn: adiagnosis(conn, known)),
-        asked.part(lambda conn: _happened(conn, [each.name for each in shown])),
+        asked.part(lambda conn: _happened(conn, [each.name for each in shown], asked.redaction)),
     )
     ran, no_ran = await asked.part(along_runs)
-    history, causes, depths, versions, keys = (None, None, None, [], {}) if happened is None else happened
+    history, causes, said, depths, versions, keys = (None, None, {}, None, [], {}) if happened is None else happened
     problems = _distinct(no_numbers, no_status, no_diagnosis, no_history, no_ran)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
@@ -69,7 +70,7 @@ async def overview(asked: Asked) -> Page:
             "longest_blocked": _oldest(known, "longest_blocked"),
             "figures": figures(None if numbers is None else status, history, now),
             "findings": None if findings is None else [told(each, now) for each in findings],
-            "causes": None if causes is None else [_cause(each, asked.redaction, versions) for each in causes],
+            "causes": None if causes is None else [_cause(each, said, asked.redaction, versions) for each in causes],
             "waits": waiting,
             "more_waits": more_waits,
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
@@ -91,19 +92,22 @@ async def overview(asked: Asked) -> Page:
 
 
 async def _happened(
-    conn: object, queues: Sequence[str]
-) -> tuple[list[HistoryRow], list[ErrorGroup], list[DepthRow], list[Version], dict[str, str | None]]:
-    """The last hour, the causes of its failures, the last one first, how many jobs waited in these queues, versions,
-    and the only lock, limit and rate for which jobs wait."""
+    conn: object, queues: Sequence[str], redaction: Redaction
+) -> tuple[list[HistoryRow], list[ErrorGroup], dict[str, str], list[DepthRow], list[Version], dict[str, str | None]]:
+    """The last hour, the causes of its failures, the last one first, with their messages, how many jobs waited in these
+    queues, versions, and the only lock, limit and rate for which jobs wait."""
     since = datetime.now(UTC) - timedelta(hours=1)
     causes = await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
+    said = await messages(conn, causes, redaction) if causes else {}
     depths = await adepths(conn, queues, since) if queues else []
-    return await ahistory(conn, by="all"), causes, depths, await aversions(conn), await asingle_keys(conn)
+    return await ahistory(conn, by="all"), causes, said, depths, await aversions(conn), await asingle_keys(conn)
 
 
-def _cause(group: ErrorGroup, redaction: Redaction, versions: Sequence[Version]) -> dict[str, Any]:
-    """A cause as the page of errors shows it. Its message may quote an argument, which is not known here."""
-    shown = plain(group) | ({"message": HIDDEN} if redaction.active else {})
+def _cause(
+    group: ErrorGroup, said: Mapping[str, str], redaction: Redaction, versions: Sequence[Version]
+) -> dict[str, Any]:
+    """A cause as the page of errors shows it."""
+    shown = plain(group) | {"message": said.get(group.fingerprint)}
     return dict(redaction.shown(shown)) | {"is_new": brought(versions, group.first_version)}
 
 

@@ -7,7 +7,7 @@ HTML or as JSON. So both show the same.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -163,6 +163,45 @@ class Rows:
         """The query of the next page, and whether rows stand before this one."""
         after = self.after(rows)
         return {"next": None if after is None else urlencode([*self.given, ("skip", after)]), "skipped": self.skip}
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Several lists of one page: the first rows of each, or the rows of `one`."""
+
+    one: str | None
+    rows: Mapping[str, Rows]
+
+    def has(self, name: str) -> bool:
+        """Whether the page shows this list."""
+        return self.one in (None, name)
+
+    def of(self, name: str, found: Sequence[T]) -> Sequence[T]:
+        """The rows of this list that are shown."""
+        return self.rows[name].of(found)
+
+    def after(self, found: Mapping[str, Sequence[object]]) -> dict[str, int | None]:
+        """For each list, how many of its rows are to be skipped for its next page."""
+        return {name: self.rows[name].after(each) for name, each in found.items()}
+
+    def view(self, found: Mapping[str, Sequence[object]]) -> dict[str, Any]:
+        """The queries of the next pages, each of one list, and whether rows stand before this one."""
+        after = self.after(found)
+        given = {name: [each for each in rows.given if each[0] != "list"] for name, rows in self.rows.items()}
+        next_ = {
+            name: None if skip is None else urlencode([*given[name], ("list", name), ("skip", skip)])
+            for name, skip in after.items()
+        }
+        return {"one": self.one, "next": next_, "skipped": 0 if self.one is None else self.rows[self.one].skip}
+
+
+def lists_of(asked: Asked, first: Mapping[str, int]) -> Lists:
+    """What the URL says of these lists; of each so many rows are shown where all are. Raises Problem."""
+    one, rows = asked.value("list"), rows_of(asked)
+    if (one is None and rows.skip) or (one is not None and one not in first):
+        raise Problem(400, "This cannot be asked", f"list: use one of {', '.join(first)}")
+    few = one is None and asked.value("limit") is None
+    return Lists(one, {name: replace(rows, limit=n) if few else rows for name, n in first.items()})
 
 
 def rows_of(asked: Asked) -> Rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -16,7 +15,6 @@ from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.history import Step as Unit
 from pgqueue.admin.known_names import aknown_names
-from pgqueue.admin.queries import aget
 from pgqueue.admin.task_history import (
     FAILING_SHARE,
     TaskHistory,
@@ -27,10 +25,10 @@ from pgqueue.admin.task_history import (
     together,
 )
 from pgqueue.admin.versions import Version, aversions, brought, newest
-from pgqueue.errors import JobNotFound
 from pgqueue.jobs import histogram
 from pgqueue.web import charts
 from pgqueue.web.durations import Durations, durations
+from pgqueue.web.pages import causes
 from pgqueue.web.pages.history import ATTEMPTS, ENDED, EXTENTS, RANGES, WAITS, begin, change_mark, version_marks, wait
 from pgqueue.web.pages.jobs import TABS, hides_class
 from pgqueue.web.pages.page import Asked, Page, plain, rows_of
@@ -47,8 +45,6 @@ LISTED: Mapping[str, tuple[Unit, timedelta]] = {
 """In which unit the history is read for the list, and for how long. 30 days of all tasks are too much to add up."""
 KNOWN_MOST = 1_000
 CAUSES_MOST = 10
-QUOTED_MOST = 5
-"""The messages of so many causes are read, each from the newest job that has failed so."""
 CHANGES_MOST = 200
 """So many changes by hand are looked at for those of a task."""
 
@@ -95,7 +91,7 @@ async def task(asked: Asked) -> Page:
     rows = await asked.read(lambda conn: ahistory(conn, since=first, task=name, step=step, by="all"))
     groups = await asked.read(lambda conn: aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST + 1))
     more_causes, groups = len(groups) > CAUSES_MOST, groups[:CAUSES_MOST]
-    messages = await asked.read(lambda conn: _messages(conn, groups, asked.redaction))
+    messages = await asked.read(lambda conn: causes.messages(conn, groups, asked.redaction))
     recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
     paused = await asked.read(lambda conn: atask_paused(conn, name))
     versions = await asked.read(aversions)
@@ -213,33 +209,17 @@ def _numbers(rows: Sequence[HistoryRow], first: datetime, until: datetime) -> di
     }
 
 
-async def _messages(conn: object, groups: Sequence[ErrorGroup], redaction: Redaction) -> dict[str, str]:
-    """By fingerprint: the first line of the newest job's error, hidden as on the page of that job."""
-    found: dict[str, str] = {}
-    for group in groups[:QUOTED_MOST]:
-        for id in group.job_ids[:1]:
-            with suppress(JobNotFound):
-                job = plain(await aget(conn, id))
-                shown = redaction.shown(job | {"key": job["key"] and redaction.awaited(job["key"])})
-                for at, attempt in enumerate(job["attempts"]):
-                    if attempt["error_type"] == group.error_type and attempt["message"]:
-                        found[group.fingerprint] = str(shown["attempts"][at]["message"]).strip().partition("\n")[0]
-    return found
-
-
 def _cause(
     group: ErrorGroup, messages: Mapping[str, str], redaction: Redaction, versions: Sequence[Version]
 ) -> dict[str, Any]:
-    """The cause; a message that is not known from a job is hidden while anything is: it may quote an argument."""
     is_hidden = hides_class(group.error_type, redaction)
-    message = messages.get(group.fingerprint) or (HIDDEN if redaction.active else group.message)
     query = {"error_type": group.error_type, "task": group.task}
     shown = {
         name: getattr(group, name) for name in ("place", "count", "first_at", "last_at", "version_tag", "first_version")
     }
     return shown | {
         "error_type": HIDDEN if is_hidden else group.error_type,
-        "message": message,
+        "message": messages.get(group.fingerprint),
         "is_new": brought(versions, group.first_version),
         "jobs": None if is_hidden else urlencode([("state", "retrying"), ("state", "failed"), *query.items()]),
     }

@@ -6,21 +6,31 @@ it has heard of it. So the page shows the last order of each supervisor, and wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pgqueue.admin.workers import Kind, asupervisors, atell, aworkers
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import Asked, Page, lists_of, plain
 from pgqueue.web.problems import Problem
 
 SIZE_MOST = 1_000
+FIRST = {"workers": 50, "supervisors": 10}
+"""So many rows of each list are shown where both are."""
 
 
 async def workers(asked: Asked) -> Page:
-    """The workers that are not known to be dead as items, with what runs on them; the supervisors beside them."""
-    found = await asked.read(aworkers)
-    supervisors = await asked.read(asupervisors)
-    shown = [plain(each) | {"is_heard": each.is_heard} for each in supervisors]
-    return Page("workers.html", plain(found), {"supervisors": shown})
+    """The workers that are not known to be dead as items, with what runs on them; the supervisors beside them. With
+    `host` those of that host."""
+    host, lists = asked.value("host"), lists_of(asked, FIRST)
+    if host is not None and any(asked.redaction.hides(path, host) for path in (("host",), ("supervisors", "host"))):
+        raise Problem(400, "This cannot be asked", "this host is redacted, so workers cannot be asked for by it")
+    found = await asked.read(lambda conn: aworkers(conn, host=host)) if lists.has("workers") else []
+    supervisors = await asked.read(lambda conn: asupervisors(conn, host=host)) if lists.has("supervisors") else []
+    every: dict[str, Sequence[object]] = {"workers": found, "supervisors": supervisors}
+    told = [plain(each) | {"is_heard": each.is_heard} for each in lists.of("supervisors", supervisors)]
+    more = {"supervisors": told, "after": lists.after(every)}
+    view = {"host": host or "", "hears": any(each.is_heard for each in supervisors)}
+    return Page("workers.html", plain(lists.of("workers", found)), more, view | lists.view(every))
 
 
 async def restart(asked: Asked) -> Page:

@@ -1,0 +1,43 @@
+"""What the newest job of a cause says of it. With the job, because its arguments say what of the text is to be hidden.
+
+Called by the dashboard. Only reads, in the caller's transaction: one statement for all causes of a page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pgqueue.admin.error_groups import ErrorGroup
+from pgqueue.admin.queries import JobInfo, read_job
+from pgqueue.database.asking import asks, named, twin
+from pgqueue.database.statements import Row, Statement
+
+
+@dataclass(frozen=True, slots=True)
+class CauseError:
+    """A job that has failed with this class of error, or in this way; and the first line of what it said."""
+
+    job: JobInfo
+    error_type: str
+    message: str
+
+
+@asks
+def cause_errors(conn: object, groups: Iterable[ErrorGroup]) -> Statement[list[CauseError]]:
+    """Return what the newest job of each of these causes says, of those whose job and attempt are kept."""
+    asked = [(group.job_ids[0], group.error_type) for group in groups if group.job_ids]
+    ids, types = [id for id, _ in asked], [error_type for _, error_type in asked]
+    return named("cause_errors_list", _listed, ids=ids, types=types)
+
+
+acause_errors = twin(cause_errors)
+"""`cause_errors` for async connections."""
+
+
+def _listed(rows: list[Row]) -> list[CauseError]:
+    return [
+        CauseError(read_job(each["job"] | {"said": None}), each["error_type"], each["message"])
+        for each in json.loads(rows[0][0])
+    ]
