@@ -263,9 +263,12 @@ async def test_each_list_has_50_rows_a_page_and_its_pages_lead_to_all_rows_once(
         "INSERT INTO pgqueue.job (task, state, lock_key, holds) "
         "SELECT 'web.task', 'available', 'key:' || n, true FROM generate_series(1, 120) AS n"
     )
-    eyes.do("INSERT INTO pgqueue.key_limit (name, n) SELECT 'api' || n, 1 FROM generate_series(1, 120) AS n")
     eyes.do(
-        "INSERT INTO pgqueue.key_rate (name, count, period) SELECT 'r' || n, 1, 1 FROM generate_series(1, 120) AS n"
+        "INSERT INTO pgqueue.key_limit (name, n, declared) SELECT 'api' || n, 1, 1 FROM generate_series(1, 120) AS n"
+    )
+    eyes.do(
+        "INSERT INTO pgqueue.key_rate (name, count, period, declared_count, declared_period) "
+        "SELECT 'r' || n, 1, 1, 1, 1 FROM generate_series(1, 120) AS n"
     )
     async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
         for name, items, key in (("locks", "items", "key"), ("limits", "limits", "name"), ("rates", "rates", "name")):
