@@ -1,10 +1,12 @@
 """How quick every page of the dashboard is beside very many jobs, and how much memory its process takes.
 
-A real `pgqueue web` is asked over HTTP, one request after the other, each page as often as the rounds say, and 20 times
-at least at full size. Beside it runs a real worker of a queue without jobs: it leads, so it measures how many jobs
-there are, as in production. At full size 1,000,000 jobs wait and 1,000,000 have ended, with all that other pages show.
-`--scale 10` is the largest size that the goals speak of. Filling takes some minutes then. `--jobs 300000` measures
-beside so many.
+A real `pgqueue web` is asked over HTTP. First one visitor asks for each page, as often as the rounds say. By then the
+page is warm. Then ten visitors ask for it at once, and the goal is the p95 of what each of them waits. The next ten ask
+when the last of these has an answer, so each page is asked ten times as often by them. With `--quick` two ask.
+
+Beside it runs a real worker of a queue without jobs: it leads, so it measures how many jobs there are, as in
+production. At full size 1,000,000 jobs wait and 1,000,000 have ended, with all that other pages show. `--jobs 10000000`
+is the largest size that the goals speak of. Filling takes some minutes then. `--jobs 300000` measures beside so many.
 
 No page has a filter that finds enough at once, unless its name says so: a search that finds nothing looks at all of its
 20,000 jobs, so it is the slowest one.
@@ -20,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from statistics import median
+from threading import Barrier
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote
@@ -41,14 +44,13 @@ JOBS = 1_000_000
 """So many wait, and so many have ended."""
 DEAD_SHARE = 4
 """One in so many of those that have ended has failed or was cancelled; four of five of these have failed."""
-TIMES = 20  # at least, at full size
 MOST_MILLISECONDS, MOST_MIB = 150.0, 80.0
 MOST_KB, MOST_STYLE_KB = 60.0, 32.0
 """Of a page with 50 rows, and of the style sheet."""
 LARGER = "limit=500"
 """A list that is asked for so many rows has no goal for its size. Neither have the numbers for Prometheus."""
-VISITORS = 8
-"""So many ask at once before the memory is read: twice as many as there are connections."""
+VISITORS = 10
+"""So many ask for each page at once: more than twice as many as there are connections."""
 PATIENCE = 300.0  # seconds until the worker has measured
 
 Conn = psycopg.Connection[Any]
@@ -136,27 +138,30 @@ SOME = """
 
 def web(run: Run) -> list[Figure]:
     """Every page of the dashboard beside 1,000,000 waiting and 1,000,000 finished jobs; the memory of its process."""
-    times, jobs = max(run.rounds, round(TIMES * min(1.0, run.scale))), run.web_jobs or run.jobs(JOBS)
+    jobs, many = run.web_jobs or run.jobs(JOBS), VISITORS if run.scale > QUICK else 2
     with run.lab.database() as dsn, compiled() as environment:
         pages = _fill(dsn, jobs)
         with _worker(dsn, environment), _dashboard(dsn, environment) as (process, port):
             if run.scale > QUICK:  # else the pages measure by themselves: a worker takes half a minute for its first
                 _measured(dsn)
             before = _rss(process)
-            answers = {name: [_ask(port, path) for _ in range(times)] for name, path in pages.items()}
-            with ThreadPoolExecutor(VISITORS) as visitors:
-                list(visitors.map(lambda path: _ask(port, path), [*pages.values()] * 2))
+            alone, together = {}, {}
+            with ThreadPoolExecutor(many) as visitors:
+                for name, path in pages.items():
+                    alone[name] = [_ask(port, path) for _ in range(run.rounds)]
+                    together[name] = [one for _ in range(run.rounds) for one in _at_once(visitors, many, port, path)]
             after = _rss(process)
-    failed = [f"{name}: {said}" for name, each in answers.items() for _, _, said in each if said]
+    failed = [f"{name}: {said}" for name in pages for _, _, said in alone[name] + together[name] if said]
     for line in failed[:20]:
         click.echo(line, err=True)
     figures = []
-    for name, each in answers.items():
-        taken = [milliseconds for milliseconds, _, _ in each]
+    for name in pages:
+        taken = [milliseconds for milliseconds, _, _ in together[name]]
+        figures.append(Figure("web", f"{name}, one visitor", median(one for one, _, _ in alone[name]), "ms"))
         figures.append(Figure("web", f"{name}, p50", median(taken), "ms"))
         goal = Goal(MOST_MILLISECONDS, at_most=True)
         figures.append(Figure("web", f"{name}, p95", percentile(taken, 95), "ms", goal))
-        size = max(kilobytes for _, kilobytes, _ in each)
+        size = max(kilobytes for _, kilobytes, _ in alone[name] + together[name])
         figures.append(Figure("web", f"{name}, size", size, "kB", _most(name, pages[name])))
     figures.append(Figure("web", "answers that failed", len(failed), "", Goal(0, at_most=True)))
     figures.append(Figure("web", "memory, before the first page", before, "MiB"))
@@ -274,6 +279,17 @@ def _measured(dsn: str) -> None:
             if monotonic() - began > PATIENCE:
                 raise RuntimeError("no worker has measured how many jobs there are")
             sleep(0.2)
+
+
+def _at_once(visitors: ThreadPoolExecutor, many: int, port: int, path: str) -> list[tuple[float, float, str]]:
+    """The answers to so many requests of the same moment; returned when the last of them has an answer."""
+    start = Barrier(many)
+
+    def ask(_: int) -> tuple[float, float, str]:
+        start.wait()
+        return _ask(port, path)
+
+    return list(visitors.map(ask, range(many)))
 
 
 def _ask(port: int, path: str) -> tuple[float, float, str]:
