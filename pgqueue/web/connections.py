@@ -41,6 +41,7 @@ from pgqueue.database.pool_log import quieten
 from pgqueue.database.sessions import ReadOnly
 from pgqueue.databases import Database, within
 from pgqueue.steady_clock import monotonic
+from pgqueue.web.shared_reads import SharedReads
 
 T = TypeVar("T")
 
@@ -107,6 +108,7 @@ class Connections:
         self._dsn = ""
         self._used = 0
         self._outage = Outage()
+        self.shared = SharedReads()
         self.on_standby = False
         """Whether what was asked last was answered by a standby."""
         self._returning = set[asyncio.Task[None]]()

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pgqueue.admin.cause_errors import CauseError, acause_errors
+from pgqueue.admin.cause_errors import CauseError
 from pgqueue.admin.error_groups import ErrorGroup
 from pgqueue.web.pages.page import plain
 from pgqueue.web.redaction import HIDDEN, Redaction
 
 
-async def messages(conn: object, groups: Sequence[ErrorGroup], redaction: Redaction) -> dict[str, str]:
-    """By fingerprint: what is shown of each cause's message, of those that have one."""
-    found = {(each.job.id, each.error_type): _shown(each, redaction) for each in await acause_errors(conn, groups)}
+def messages(errors: Sequence[CauseError], groups: Sequence[ErrorGroup], redaction: Redaction) -> dict[str, str]:
+    """By fingerprint: what is shown of each cause's message, of those that have one. `errors` are those of the causes'
+    newest jobs."""
+    found = {(each.job.id, each.error_type): _shown(each, redaction) for each in errors}
     return {group.fingerprint: text for group in groups if (text := _message(group, found, redaction))}
 
 

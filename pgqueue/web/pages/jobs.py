@@ -24,7 +24,8 @@ from pgqueue.admin.queries import SEARCHED_MOST, JobInfo, asearch, astate_counts
 from pgqueue.admin.queries import Page as Found
 from pgqueue.jobs.states import ASKED, ENDED, RETRYING
 from pgqueue.jobs.values import digits, length
-from pgqueue.web.pages.page import Asked, Page, TooDeep, plain, read_time
+from pgqueue.web.connections import Connections
+from pgqueue.web.pages.page import Asked, Page, TooDeep, part_of, plain, read_time
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
 from pgqueue.web.search_field import MANY, SAID, added, parts_of
@@ -62,8 +63,7 @@ async def jobs(asked: Asked) -> Page:
         return Page("jobs.html", [], to=f"/jobs?{urlencode([*_during(step), *others])}")
     criteria = _criteria(asked)
     found, items = await asked.read(lambda conn: _found(conn, asked.redaction, criteria))
-    known = await asked.read(lambda conn: aknown_names(conn, NAMES_MOST))
-    counted, _ = await asked.part(astate_counts)
+    known, counted = await asked.shared("jobs", _of_all)
     at, counts = counted or (datetime.now(UTC), None)
     actions = possible(asked.values("state"), asked.rights)
     fit = await _fit(asked, found, counts, actions) if actions else None
@@ -71,6 +71,13 @@ async def jobs(asked: Asked) -> Page:
     view = _view(asked, found.after) | {"at": at, "fit": plain(fit), "actions": actions}
     view |= {"tabs": _tabs(asked), "chips": _chips(asked), "known": _suggested(known, asked.redaction)}
     return Page("jobs.html", items, more, view | {"shown": _columns(items, asked.values("state"))})
+
+
+async def _of_all(connections: Connections) -> tuple[KnownNames, tuple[datetime, dict[str, Count] | None] | None]:
+    """What every list shows, whatever its filter: names to choose from, and the numbers of all jobs by state."""
+    known = await connections.read(lambda conn: aknown_names(conn, NAMES_MOST))
+    counted, _ = await part_of(connections, astate_counts)
+    return known, counted
 
 
 def _during(step: str) -> list[tuple[str, str]]:

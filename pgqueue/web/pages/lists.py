@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pgqueue.admin.cause_errors import acause_errors
 from pgqueue.admin.depth import aqueues
 from pgqueue.admin.error_groups import LIMIT_MOST as GROUPS_MOST
 from pgqueue.admin.error_groups import aerror_groups
@@ -59,7 +60,8 @@ async def errors(asked: Asked) -> Page:
     }
     versions = await asked.read(aversions)
     shown = rows.of(found)
-    said = await asked.read(lambda conn: causes.messages(conn, shown, asked.redaction))
+    errors = await asked.read(lambda conn: acause_errors(conn, shown))
+    said = causes.messages(errors, shown, asked.redaction)
     items = [
         plain(each) | {"message": said.get(each.fingerprint), "is_new": brought(versions, each.first_version)}
         for each in shown

@@ -7,29 +7,36 @@ of its own, at the same time. If one of them takes too long, the page says so an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pgqueue.admin.cause_errors import CauseError, acause_errors
 from pgqueue.admin.depth import Measured, QueueInfo, ameasured, queue_list
-from pgqueue.admin.doctor import adiagnosis
+from pgqueue.admin.doctor import Diagnosis, adiagnosis
 from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import DepthRow, HistoryRow, adepths, ahistory
 from pgqueue.admin.limit_jobs import asingle_keys
-from pgqueue.admin.queries import astanding
+from pgqueue.admin.queries import Status, astanding
 from pgqueue.admin.versions import Version, aversions, brought
 from pgqueue.web.charts import HEIGHT, WIDTH
+from pgqueue.web.connections import Connections
 from pgqueue.web.pages.causes import messages
 from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.longest import along_runs, longest
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import Asked, Page, part_of, plain
 from pgqueue.web.pages.queue import STEADY
 from pgqueue.web.pages.queues_in_need import first_ones, queues
 from pgqueue.web.pages.waits import single, waits
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
+
+_Happened = tuple[
+    list[HistoryRow], list[ErrorGroup], list[CauseError], list[DepthRow], list[Version], dict[str, str | None]
+]
 
 MINUTES_SHOWN = 15
 CAUSES_SHOWN = 5
@@ -38,16 +45,14 @@ SUMMED = ("started", "completed", "failed", "retried", "snoozed", "cancelled", "
 
 async def overview(asked: Asked) -> Page:
     """The states with their numbers as items; findings, the oldest jobs, minutes and totals beside them."""
-    numbers, no_numbers = await asked.part(ameasured)
+    read = await asked.shared("overview", _read)
+    numbers, no_numbers = read.numbers
     known = numbers or _nothing()
     shown = first_ones(known)
-    (status, no_status), (diagnosis, no_diagnosis), (happened, no_history) = await asyncio.gather(
-        asked.part(lambda conn: astanding(conn, known)),
-        asked.part(lambda conn: adiagnosis(conn, known)),
-        asked.part(lambda conn: _happened(conn, [each.name for each in shown], asked.redaction)),
-    )
-    ran, no_ran = await asked.part(along_runs)
-    history, causes, said, depths, versions, keys = (None, None, {}, None, [], {}) if happened is None else happened
+    (status, no_status), (diagnosis, no_diagnosis), (happened, no_history) = read.status, read.diagnosis, read.happened
+    ran, no_ran = read.ran
+    history, causes, errors, depths, versions, keys = (None, None, [], None, [], {}) if happened is None else happened
+    said = messages(errors, causes or [], asked.redaction)
     problems = _distinct(no_numbers, no_status, no_diagnosis, no_history, no_ran)
     if status is None and diagnosis is None and history is None:
         raise problems[0]
@@ -91,20 +96,41 @@ async def overview(asked: Asked) -> Page:
     )
 
 
-async def _happened(
-    conn: object, queues: Sequence[str], redaction: Redaction
-) -> tuple[list[HistoryRow], list[ErrorGroup], dict[str, str], list[DepthRow], list[Version], dict[str, str | None]]:
-    """The last hour, the causes of its failures, the last one first, with their messages, how many jobs waited in these
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The parts that were read, each with the problem if that has failed. All visitors share it: nothing is hidden."""
+
+    numbers: tuple[Measured | None, Problem | None]
+    status: tuple[Status | None, Problem | None]
+    diagnosis: tuple[Diagnosis | None, Problem | None]
+    happened: tuple[_Happened | None, Problem | None]
+    ran: tuple[Any, Problem | None]
+
+
+async def _read(connections: Connections) -> _Read:
+    numbers = await part_of(connections, ameasured)
+    known = numbers[0] or _nothing()
+    names = [each.name for each in first_ones(known)]
+    status, diagnosis, happened = await asyncio.gather(
+        part_of(connections, lambda conn: astanding(conn, known)),
+        part_of(connections, lambda conn: adiagnosis(conn, known)),
+        part_of(connections, lambda conn: _happened(conn, names)),
+    )
+    return _Read(numbers, status, diagnosis, happened, await part_of(connections, along_runs))
+
+
+async def _happened(conn: object, queues: Sequence[str]) -> _Happened:
+    """The last hour, the causes of its failures, the last one first, their newest errors, how many jobs waited in these
     queues, versions, and the only lock, limit and rate for which jobs wait."""
     since = datetime.now(UTC) - timedelta(hours=1)
     causes = await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
-    said = await messages(conn, causes, redaction) if causes else {}
+    errors = await acause_errors(conn, causes) if causes else []
     depths = await adepths(conn, queues, since) if queues else []
-    return await ahistory(conn, by="all"), causes, said, depths, await aversions(conn), await asingle_keys(conn)
+    return await ahistory(conn, by="all"), causes, errors, depths, await aversions(conn), await asingle_keys(conn)
 
 
 def _cause(
-    group: ErrorGroup, said: Mapping[str, str], redaction: Redaction, versions: Sequence[Version]
+    group: ErrorGroup, said: dict[str, str], redaction: Redaction, versions: Sequence[Version]
 ) -> dict[str, Any]:
     """A cause as the page of errors shows it."""
     shown = plain(group) | {"message": said.get(group.fingerprint)}

@@ -6,7 +6,7 @@ HTML or as JSON. So both show the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -102,14 +102,23 @@ class Asked:
         with acting(self.actor):
             return await self.connections.change(ask)
 
+    async def shared(self, name: str, ask: Callable[[Connections], Awaitable[T]]) -> T:
+        """What `ask` finds out, in one read for all visitors who ask for this at the same time (shared_reads.py)."""
+        return await self.connections.shared.read(name, lambda: ask(self.connections))
+
     async def part(self, ask: Ask[T]) -> tuple[T | None, Problem | None]:
         """The same for a part of a page: the other parts are shown although this one has failed. Raises Unreachable."""
-        try:
-            return await self.read(ask), None
-        except Unreachable:  # no other part could be read
-            raise
-        except Exception as error:
-            return None, problem_of(error)
+        return await part_of(self.connections, ask)
+
+
+async def part_of(connections: Connections, ask: Ask[T]) -> tuple[T | None, Problem | None]:
+    """`Asked.part` for a read that all visitors share, which knows no request."""
+    try:
+        return await connections.read(ask), None
+    except Unreachable:  # no other part could be read
+        raise
+    except Exception as error:
+        return None, problem_of(error)
 
 
 @dataclass(frozen=True, slots=True)

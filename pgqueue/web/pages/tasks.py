@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.cause_errors import acause_errors
 from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.history import Step as Unit
@@ -91,7 +92,7 @@ async def task(asked: Asked) -> Page:
     rows = await asked.read(lambda conn: ahistory(conn, since=first, task=name, step=step, by="all"))
     groups = await asked.read(lambda conn: aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST + 1))
     more_causes, groups = len(groups) > CAUSES_MOST, groups[:CAUSES_MOST]
-    messages = await asked.read(lambda conn: causes.messages(conn, groups, asked.redaction))
+    messages = causes.messages(await asked.read(lambda conn: acause_errors(conn, groups)), groups, asked.redaction)
     recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
     paused = await asked.read(lambda conn: atask_paused(conn, name))
     versions = await asked.read(aversions)
