@@ -18,7 +18,7 @@ from pgqueue.jobs.totals import Sample
 from pgqueue.telemetry.gauges import gauges
 from pgqueue.web import rendering
 from pgqueue.web.connections import Connections
-from pgqueue.web.shared import Shared
+from pgqueue.web.question import Question
 
 ANSWER_SECONDS = 2.0
 """So long several databases are waited for."""
@@ -30,7 +30,7 @@ class Metrics:
     def __init__(self, connections: Connections, name: str | None = None) -> None:
         self.name = name
         self._connections = connections
-        self._samples = Shared(self._read)
+        self._samples = Question(self._read)
 
     async def samples(self, seconds: float | None) -> Sequence[Sample] | Exception:
         """What the gauges say, or why they do not say it within so many seconds."""

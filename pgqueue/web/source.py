@@ -22,7 +22,7 @@ from pgqueue.web.connections import Connections
 from pgqueue.web.live import Live
 from pgqueue.web.metrics import Metrics
 from pgqueue.web.problems import Problem, problem_of
-from pgqueue.web.shared import Shared
+from pgqueue.web.question import Question
 from pgqueue.web.standing import Standing, standing
 
 ANSWER_SECONDS = 2.0
@@ -37,7 +37,7 @@ class Source:
         self.connections = Connections(database)
         self.live = Live(self.connections)
         self.metrics = Metrics(self.connections, name)
-        self._standing = Shared(self._look)
+        self._standing = Question(self._look)
         self._away_since: datetime | None = None
 
     async def standing(self) -> tuple[Standing | None, Problem | None, datetime | None]:

@@ -39,7 +39,7 @@ from pgqueue.web import Visitor, connections, dashboard, rendering, shared
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.connections import Connections
 from pgqueue.web.routes import OF_ALL, ROUTES, SHARED, find
-from pgqueue.web.shared import Shared
+from pgqueue.web.question import Question
 from pgqueue.web.source import Source
 from pgqueue.web.standing import Standing
 
@@ -295,7 +295,7 @@ async def test_a_question_is_asked_once_however_many_wait_and_leave() -> None:
         await may_end.wait()
         return asked
 
-    question = Shared(ask)
+    question = Question(ask)
     for _ in range(3):
         with pytest.raises(TimeoutError):
             await question.answer(0)

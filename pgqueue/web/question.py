@@ -1,4 +1,4 @@
-"""A question to a database that many visitors ask at once: it is asked once, and they share the answer.
+"""A question to a database that many visitors ask at once: it is asked once, and they share the answer for a second.
 
 Used for the page of all databases and for metrics.
 
@@ -26,7 +26,7 @@ SAME_SECONDS = 1.0
 TASK = "pgqueue web question"
 
 
-class Shared(Generic[T]):
+class Question(Generic[T]):
     """The question `ask`, and its last answer."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
