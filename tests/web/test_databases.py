@@ -35,11 +35,11 @@ from pgqueue.config import config
 from pgqueue.databases import Database, current, named
 from pgqueue.errors import InvalidOption
 from pgqueue.pytest_plugin import Databases
-from pgqueue.web import Visitor, connections, dashboard, rendering, shared
+from pgqueue.web import Visitor, connections, dashboard, question, rendering
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.connections import Connections
-from pgqueue.web.routes import OF_ALL, ROUTES, SHARED, find
 from pgqueue.web.question import Question
+from pgqueue.web.routes import OF_ALL, ROUTES, SHARED, find
 from pgqueue.web.source import Source
 from pgqueue.web.standing import Standing
 
@@ -214,7 +214,7 @@ async def test_one_that_is_away_is_a_row_that_says_so_since_when(
     """At the start and later."""
     monkeypatch.setattr(connections, "SILENCE_SECONDS", 0.01)
     monkeypatch.setattr(connections, "WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(shared, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr(question, "SAME_SECONDS", 0.0)
     [name] = re.findall(r"dbname=(\w+)|/(\w+)(?:\?|$)", both[1].dsn)[-1:]
     place = sql.Identifier("".join(name))
     async with over((Database("nowhere", AWAY), *both)) as browser:
@@ -249,7 +249,7 @@ async def test_one_that_is_away_is_a_row_that_says_so_since_when(
 
 @pytest.mark.promise("F410")
 async def test_each_time_that_it_is_away_has_its_own_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr(question, "SAME_SECONDS", 0.0)
     monkeypatch.setattr("pgqueue.web.source.ANSWER_SECONDS", 60.0)
     count, is_away = Count(0, True), True
 
