@@ -1,7 +1,13 @@
 # What CI checks, by hand, in the environment that the README's test command makes.
 BIN ?= .venv/bin
 
-.PHONY: check format lint types test second
+UV ?= uv
+LOWEST = build/lowest
+# What the oldest packages may lack: the codec, schedules, the command line, the dashboard's door.
+LOWEST_TESTS = tests/jobs tests/client tests/cli/test_help.py tests/cli/test_names.py tests/cli/test_reading.py \
+	tests/cli/test_exit_codes.py tests/web/test_access.py tests/web/test_pages.py tests/test_config.py
+
+.PHONY: check format lint types test second lowest
 
 check: lint types test second
 
@@ -21,3 +27,9 @@ format:
 
 second:
 	$(BIN)/pytest -n 3 -m second
+
+# With the oldest packages that pyproject.toml allows, in an environment of its own.
+lowest:
+	python3 -m venv --clear $(LOWEST)
+	$(UV) pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[dev,docs,celery,binary]'
+	$(LOWEST)/bin/python -m pytest -n 2 $(LOWEST_TESTS)

@@ -54,7 +54,7 @@ class Start:
             traces_sample_rate=1.0,
             integrations=[integration or PgqueueIntegration()],
             auto_enabling_integrations=False,
-            **options,
+            **{"release": "1", **options},  # else an older SDK asks git for it, and events say so
         )
         PgqueueIntegration.setup_once()  # the SDK calls it for the first client only
         return kept
