@@ -43,6 +43,12 @@ async def noop() -> None:
     """Return at once, on the event loop."""
 
 
+@task(name="bench.millisecond", queue=QUEUE)
+async def millisecond() -> None:
+    """Wait for a millisecond, on the event loop."""
+    await asyncio.sleep(0.001)
+
+
 @task(name="bench.rated", queue=QUEUE, rate="1000000/s")
 async def rated() -> None:
     """Return at once; under a rate that it never comes near."""
