@@ -205,7 +205,7 @@ def _by_number(databases: Sequence[Database], ids: Sequence[int]) -> dict[Databa
 def _number() -> int:
     from pgqueue.cli.database import connected
     from pgqueue.config import config
-    from pgqueue.database.migrations import number_of
+    from pgqueue.database.number import number_of
 
     with connected("number", needs="read") as conn:
         return number_of(conn, config().schema)

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from psycopg import errors
@@ -33,8 +31,9 @@ from psycopg.rows import tuple_row
 
 from pgqueue import config
 from pgqueue.database import embedded, primary
-from pgqueue.database.client_encoding import utf8
 from pgqueue.database.grants import Needs, lacks
+from pgqueue.database.number import check_number, set_number, warn_of_others
+from pgqueue.database.schema_locks import lock_name, plain_cursor, set_local, take_time, with_locks
 from pgqueue.database.sequences import advancing
 from pgqueue.database.statements import in_schema, sql_directory, text
 from pgqueue.errors import (
@@ -49,13 +48,7 @@ from pgqueue.errors import (
 from pgqueue.options import checks_options
 
 OLDEST_POSTGRES = 15
-ATTEMPTS = 5  # for one file, if its locks are held by others
-
-NUMBER_MOST = 1023
-"""The highest number of a database: the ids of its jobs stay below 2^53, which JavaScript reads exactly."""
-
 Connection = psycopg.Connection[Any]
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
@@ -151,14 +144,17 @@ def migrate(
     `number`, from 0 to 1023: the ids of this database's new jobs begin at `number * 2**43 + 1`, and no other database
     with another number gives them. InvalidOption: there are higher ids. Without it the number stays; it is 0 at first.
     """
-    _check_number(number, line)
+    if number is not None:
+        check_number(number)
+        if line is not QUEUE:
+            raise InvalidOption("number: an outbox has none; its jobs get their ids from the queue")
     schema = config.config(schema=schema).schema
     with _connected(config.config().require_dsn() if target is None else target) as conn:
         _check_server(conn)
         applied = list(_applied_now(conn, schema, line, lock_timeout, wait))
         if line is QUEUE:
             if number is not None:
-                _set_number(conn, schema, number, lock_timeout)
+                set_number(conn, schema, number, lock_timeout)
             _advance_sequences(conn, schema)
         return applied
 
@@ -184,13 +180,6 @@ async def amigrate(
     return await asyncio.to_thread(
         migrate, target, schema, lock_timeout=lock_timeout, wait=wait, line=line, number=number
     )
-
-
-def number_of(conn: Connection, schema: str) -> int:
-    """The number of this database among several, as `migrate` has set it; 0 if it has none."""
-    with _cursor(conn) as cursor:
-        [number] = cursor.execute(text("sequences_number", schema).encode()).fetchone() or (0,)
-        return int(number)
 
 
 def check(conn: Connection, schema: str, line: Line = QUEUE, *, needs: Needs | None = None) -> Standing:
@@ -287,7 +276,7 @@ def _file(path: Path) -> Migration:
 
 def _refuse_hidden_rows(conn: Connection, schema: str, line: Line) -> None:
     """Raise Error if row level security hides rows of our tables from this role: they would look empty."""
-    with conn.transaction(), _cursor(conn) as cursor:
+    with conn.transaction(), plain_cursor(conn) as cursor:
         rows = cursor.execute(_HIDDEN, [schema, line is OUTBOX]).fetchall()
     if rows:
         tables = ", ".join(f"{schema}.{name}" for (name,) in rows)
@@ -310,7 +299,7 @@ def _lacking(conn: Connection, schema: str, made: Iterable[Migration]) -> list[s
     tables = set[str]()
     for file in made:
         tables = tables.union(_MAKES.findall(file.sql)).difference(_DROPS.findall(file.sql))
-    with conn.transaction(), _cursor(conn) as cursor:
+    with conn.transaction(), plain_cursor(conn) as cursor:
         there = {name for (name,) in cursor.execute(_TABLES, [schema]).fetchall()}
     return sorted(tables - there) if tables & there else None
 
@@ -366,31 +355,19 @@ def _applied_now(conn: Connection, schema: str, line: Line, lock_timeout: float,
 
 
 def _advance_sequences(conn: Connection, schema: str) -> None:
-    with conn.transaction(), _cursor(conn) as cursor:
-        _take_time(cursor)
+    with conn.transaction(), plain_cursor(conn) as cursor:
+        take_time(cursor)
         if cursor.execute(text("sequences_allowed", schema).encode()).fetchone() == (True,):
             statement = advancing(schema, whole=True)
             statement.read(cursor.execute(statement.sql.encode(), dict(statement.params)).fetchall())
-            _warn_of_others(cursor, schema)
-
-
-def _warn_of_others(cursor: psycopg.Cursor[Any], schema: str) -> None:
-    """Say if there are jobs of a higher number: rows that were copied here, without the sequence, or by hand."""
-    [highest] = cursor.execute(text("sequences_highest", schema).encode()).fetchone() or (None,)
-    [number] = cursor.execute(text("sequences_number", schema).encode()).fetchone() or (0,)
-    if highest is not None and (theirs := (int(highest) - 1) >> 43) > number:
-        _log.warning(
-            "schema %s has number %d, and a job with id %d, of number %d. If its rows were copied from the database of "
-            "that number, and that one is gone, run `pgqueue migrate --number %d` before a job is enqueued here",
-            *(schema, number, highest, theirs, theirs),
-        )
+            warn_of_others(cursor, schema)
 
 
 def _patiently(conn: Connection, schema: str, line: Line, file: Migration, patience: tuple[float, float]) -> bool:
-    """Apply one file; see `_with_locks`. False if another process was faster."""
+    """Apply one file; see `with_locks`. False if another process was faster."""
     lock_timeout, wait = patience
     try:
-        return _with_locks(
+        return with_locks(
             conn,
             schema,
             f"migration {file}",
@@ -405,69 +382,18 @@ def _patiently(conn: Connection, schema: str, line: Line, file: Migration, patie
         raise Error(f"migration {file} failed and changed nothing: {error}") from error
 
 
-def _with_locks(conn: Connection, schema: str, what: str, lock_timeout: float, act: Callable[[], T]) -> T:
-    """What this returns. While others hold its locks, roll back and try again."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return act()
-        except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
-            held = _holders(conn, schema, lock_timeout)
-            if attempt == ATTEMPTS:
-                raise Error(
-                    f"{what}: no lock within {lock_timeout:g} s, tried {ATTEMPTS} times. {held}. "
-                    "Nothing was changed; end that session (SELECT pg_terminate_backend(pid)) or try later"
-                ) from error
-            _log.warning("%s: no lock within %g s, trying again. %s", what, lock_timeout, held)
-            # Meanwhile the sessions that queued behind us get the lock.
-            time.sleep(lock_timeout / 10 * random.uniform(0.5, 1.5))
-    raise AssertionError("unreachable")
-
-
-def _check_number(number: int | None, line: Line) -> None:
-    if number is None:
-        return
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= NUMBER_MOST:
-        raise InvalidOption(f"number {number!r}: give a number from 0 to {NUMBER_MOST}")
-    if line is not QUEUE:
-        raise InvalidOption("number: an outbox has none; its jobs get their ids from the queue")
-
-
-def _set_number(conn: Connection, schema: str, number: int, lock_timeout: float) -> None:
-
-    def act() -> int | None:
-        with conn.transaction(), _cursor(conn) as cursor:
-            _take_time(cursor)
-            _set(cursor, lock_timeout=lock_timeout)
-            statement = text("sequences_set_number", schema).encode()
-            [highest] = cursor.execute(statement, {"number": number}).fetchone() or (None,)
-            return None if highest is None else int(highest)
-
-    try:
-        if number_of(conn, schema) == number:
-            return
-        highest = _with_locks(conn, schema, f"number {number}", lock_timeout, act)
-    except errors.InsufficientPrivilege as error:
-        raise Error(f"number {number}: only the owner of schema {schema!r} may set it: {error}") from error
-    if highest is not None:
-        raise InvalidOption(
-            f"number {number}: its ids begin at {(number << 43) + 1}, and job ids up to {highest} were given. "
-            f"Nothing was changed; the lowest number that fits is {highest >> 43}"
-        )
-    _log.info("schema %s of database %s has number %d", schema, conn.info.dbname, number)
-
-
 def _apply(conn: Connection, schema: str, line: Line, file: Migration, lock_timeout: float, wait: float) -> bool:
     own_transaction = conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-    with conn.transaction(), _cursor(conn) as cursor:
+    with conn.transaction(), plain_cursor(conn) as cursor:
         if own_transaction:
             # With REPEATABLE READ as the role's default we would not see what the process before us has done.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        _take_time(cursor)
-        _set(cursor, lock_timeout=wait)
+        take_time(cursor)
+        set_local(cursor, lock_timeout=wait)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [lock_name(schema)])
         if any(row.version == file.version for row in _read_ours(conn, schema, line)):
             return False
-        _set(cursor, lock_timeout=lock_timeout)
+        set_local(cursor, lock_timeout=lock_timeout)
         conn.add_notice_handler(_pass_on)
         try:
             # Without parameters it is one message of many statements, and a % has no special meaning.
@@ -516,7 +442,7 @@ def _read_ours(conn: Connection, schema: str, line: Line) -> tuple[Applied, ...]
 
 
 def _read(conn: Connection, schema: str, line: Line) -> tuple[Applied, ...]:
-    with _cursor(conn) as cursor:
+    with plain_cursor(conn) as cursor:
         # From the catalogs, which every role may read: to_regclass() fails if the role may not use the schema.
         there = cursor.execute(
             "SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -527,38 +453,6 @@ def _read(conn: Connection, schema: str, line: Line) -> tuple[Applied, ...]:
             return ()
         cursor.execute(in_schema(line.read, schema).encode())
         return tuple(Applied(*row) for row in cursor)
-
-
-# Sessions that hold a lock on a table of the schema, or the lock of another migration. They have been in a transaction
-# at least as long as we waited. This is asked after our own wait ended: a session may have gone meanwhile.
-_HOLDERS = """
-SELECT coalesce('pid ' || a.pid, 'a prepared transaction (see pg_prepared_xacts)')
-       || coalesce(' (' || nullif(a.application_name, '') || ', ' || a.usename || ', ' || a.state || ' since '
-                   || date_trunc('second', a.state_change) || ')', '')
-       || ' holds ' || string_agg(DISTINCT coalesce(c.relname, 'the migration lock'), ', ')
-       || coalesce(': ' || left(a.query, 200), '')
-FROM pg_catalog.pg_locks l
-LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation
-LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-CROSS JOIN hashtextextended(%(lock)s, 0) AS key
-WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-  AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-  AND (n.nspname = %(schema)s
-       OR l.locktype = 'advisory' AND l.objsubid = 1
-          AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295)
-  AND (a.pid IS NULL OR a.xact_start <= clock_timestamp() - make_interval(secs => %(seconds)s::float8))
-GROUP BY a.pid, a.application_name, a.usename, a.state, a.state_change, a.query
-ORDER BY 1
-"""
-
-
-def _holders(conn: Connection, schema: str, seconds: float) -> str:
-    """The holders of the schema's locks, in words for the operator."""
-    parameters = {"schema": schema, "lock": lock_name(schema), "seconds": seconds}
-    with conn.transaction(), _cursor(conn) as cursor:
-        found = [str(who) for (who,) in cursor.execute(_HOLDERS, parameters)]
-    return "; ".join(found) or "Its holder has gone since"
 
 
 def _forbidden(conn: Connection, schema: str, line: Line, file: Migration, error: psycopg.Error) -> str:
@@ -618,37 +512,13 @@ def _check_server(conn: Connection) -> None:
     if conn.info.parameter_status("server_encoding") != "UTF8":
         have = conn.info.parameter_status("server_encoding")
         raise Error(f"pgqueue needs a database with encoding UTF8, {conn.info.dbname} has {have}")
-    with conn.transaction(), _cursor(conn) as cursor:
+    with conn.transaction(), plain_cursor(conn) as cursor:
         if cursor.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
             raise Error(f"{conn.info.host} is a standby and cannot be written; migrate the primary")
 
 
-def _cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
-    """A plain cursor, even if the caller's connection makes other kinds of rows and cursors."""
-    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    utf8(cursor, "")
-    return cursor
-
-
-def _take_time(cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
-    """Lift, for this transaction, the timeouts of statements and transactions that role or database have."""
-    _set(cursor, statement_timeout=0)
-    if cursor.connection.info.server_version >= 170_000:
-        _set(cursor, transaction_timeout=0)
-
-
-def _set(cursor: psycopg.Cursor[tuple[Any, ...]], **seconds: float) -> None:
-    for name, value in seconds.items():
-        cursor.execute("SELECT set_config(%s, %s, true)", [name, f"{value * 1000:.0f}ms"])
-
-
 def _where(conn: Connection, schema: str, line: Line) -> str:
     return f"{'the outbox in ' if line is OUTBOX else ''}schema {schema!r} of database {conn.info.dbname!r}"
-
-
-def lock_name(schema: str) -> str:
-    """What the advisory lock of migrations of this schema is made of."""
-    return f"pgqueue migrate {schema}"
 
 
 def _command(schema: str, line: Line) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pgqueue.database import migrations
 from pgqueue.database.migrations import Migration
+from pgqueue.database.schema_locks import lock_name
 from pgqueue.database.statements import check_schema, in_schema
 from pgqueue.errors import InvalidOption
 
@@ -28,9 +29,7 @@ def up_to(version: int, schema: str) -> str:
     made = _files(version)
     ours = ", ".join(f"({file.version}, '{file.name}')" for file in made)
     applying = "".join(_FILE.format(version=file.version, file=file, sql=file.sql) for file in made)
-    return in_schema(
-        _SCRIPT.format(last=made[-1], lock=migrations.lock_name(schema), ours=ours, applying=applying), schema
-    )
+    return in_schema(_SCRIPT.format(last=made[-1], lock=lock_name(schema), ours=ours, applying=applying), schema)
 
 
 def drop(schema: str) -> str:

@@ -265,7 +265,7 @@ class Heard(logging.Handler):
 
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    handler, logger = Heard(), logging.getLogger("pgqueue.database.migrations")
+    handler, logger = Heard(), logging.getLogger("pgqueue.database.schema_locks")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)

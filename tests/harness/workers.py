@@ -29,7 +29,7 @@ import psycopg
 from worker_states import Hands, worker_state
 
 from pgqueue.client.tasks import Task
-from pgqueue.database import migrations
+from pgqueue.database import migrations, schema_locks
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import texts
 from pgqueue.jobs.job import Job
@@ -274,7 +274,7 @@ class Stalls:
 
 def apply_ddl(dsn: str, sql: str) -> None:
     """Change the schema beside working workers, as migrate does: again when it waits too long or loses a deadlock."""
-    for left in reversed(range(migrations.ATTEMPTS)):
+    for left in reversed(range(schema_locks.ATTEMPTS)):
         try:
             with psycopg.connect(dsn) as conn:
                 conn.execute("SET LOCAL lock_timeout = '5s'")

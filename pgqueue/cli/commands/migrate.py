@@ -70,11 +70,12 @@ def _print(line: Line, from_version: int, as_json: bool) -> None:
 
 def _check(line: Line, as_json: bool, applied: Sequence[object] = ()) -> None:
     from pgqueue.database import migrations
+    from pgqueue.database.number import number_of
 
     with connected("migrate", check=False, needs="read") as conn:
         standing = migrations.check(conn, config().schema, line, needs=None if line.option else "read")
         database = place(conn)
-        number = None if line.option or standing.pending else migrations.number_of(conn, config().schema)
+        number = None if line.option or standing.pending else number_of(conn, config().schema)
     where = f"{'the outbox in ' if line.option else ''}schema {config().schema} of {database}"
     if as_json:
         now = {"database": database, "schema": config().schema, "version": standing.version, "number": number}
