@@ -1202,3 +1202,11 @@ FROM (
     CROSS JOIN LATERAL jsonb_array_elements(w.duties) AS d
 ) AS said
 GROUP BY said.name
+
+-- Sessions ----------------------------------------------------------------------------------------------------------------------------
+
+-- name: ended_session
+-- The session `a` is told to end, until it has ended: whether it has, after 5 s at most. One that is told once sends a last message, and
+-- waits for room in its socket. A client that reads nothing makes no room. Told again, it ends without the message. The second time may
+-- come before it has begun with that, on a busy machine: so there is a third.
+CASE WHEN pg_terminate_backend(a.pid, 200) THEN true WHEN pg_terminate_backend(a.pid, 800) THEN true ELSE pg_terminate_backend(a.pid, 4000) END

@@ -53,7 +53,7 @@ SELECT pg_postmaster_start_time()::text, current_setting('transaction_read_only'
 SELECT CASE WHEN a.backend_start IS NOT NULL
              AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
              AND (me.rolsuper OR (SELECT NOT r.rolsuper FROM pg_roles r WHERE r.oid = a.usesysid) IS TRUE)
-            THEN pg_terminate_backend(a.pid, 5000) END
+            THEN {{ended_session}} END
 FROM pg_stat_activity a JOIN pg_roles me ON me.rolname = current_user
 WHERE a.pid = %(pid)s::integer AND coalesce(a.backend_start = %(backend_start)s::text::timestamptz, true)
   AND a.datname = current_database();

@@ -18,7 +18,7 @@ SELECT pg_advisory_unlock(hashtextextended('pgqueue.relay', 7))
 
 -- name: source_end_stalled
 -- End the session that holds the lock if it has waited for its client for 15 s, in the middle of a message too, where none of its own
--- timeouts counts. Rows: whether each was ended.
+-- timeouts counts. Rows: whether each was told. The caller asks for the lock again and again, so it is told until it has ended.
 SELECT pg_terminate_backend(a.pid)
 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1

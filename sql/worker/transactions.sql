@@ -2,9 +2,9 @@
 
 -- name: transactions_end_session
 -- End this session of our own, so that its transaction comes to its end: after a COMMIT without an answer, or when its connection has
--- broken on our side. Answers how many.
-SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE pid = %(pid)s::integer AND backend_start = %(backend_start)s::text::timestamptz AND datname = current_database();
+-- broken on our side. Answers whether it has ended within 5 s, and nothing if it is gone.
+SELECT {{ended_session}} FROM pg_stat_activity a
+WHERE a.pid = %(pid)s::integer AND a.backend_start = %(backend_start)s::text::timestamptz AND a.datname = current_database();
 
 -- name: transactions_too_long
 -- After a COMMIT without an answer: a row if a timeout of the server may have ended that session, for its transaction was

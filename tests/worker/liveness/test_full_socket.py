@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import struct
 import termios
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pytest
 from psycopg import pq
 from workers import Eyes, Taker, wait_until
 
+from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.liveness.rescue import Rescue
+from pgqueue.worker.transactions.handler_pool import HandlerPool, Side
+from pgqueue.worker.transactions.steps import run
 
 ROW_BYTES = 511
 """What a row of 500 letters has in the socket."""
@@ -79,3 +84,44 @@ async def test_a_session_with_a_full_socket_is_told_to_end_until_it_has_ended(ds
     assert eyes.states() == {"available": 1}
     await rescuer.close()
     await victim.close()
+
+
+@pytest.mark.promise("F24")
+@pytest.mark.parametrize("name", ["sessions_end", "transactions_end_session"])
+async def test_a_statement_that_ends_a_session_of_ours_tells_it_until_it_has_ended(
+    name: str, dsn: str, eyes: Eyes
+) -> None:
+    """What the naive one leaves is the same as above: its session waits, and its lock is kept."""
+    link = Link(dsn, "pgqueue")
+    session = Session(link, "fetch")
+    with with_a_full_socket(dsn, eyes) as stopped:
+        [start] = eyes.all("SELECT backend_start::text FROM pg_stat_activity WHERE pid = %s", stopped.pid)
+        end = link.statement(name, pid=stopped.pid, backend_start=start[0])
+        assert await session.run(end) == [[(True,)]]
+        assert stopped.waits_for() is None
+        assert eyes.one("SELECT pg_try_advisory_xact_lock(7)")
+        assert await session.run(end) == [[]]
+    await session.close()
+
+
+@pytest.mark.promise("F24")
+@pytest.mark.parametrize("on_loop", [True, False])
+async def test_a_session_that_a_handler_has_left_is_told_until_it_has_ended(
+    on_loop: bool, dsn: str, eyes: Eyes
+) -> None:
+    """Before the next job gets a connection: it may wait for the locks."""
+
+    async def listed() -> None: ...
+
+    pools = HandlerPool(Link(dsn, "pgqueue"), 2, listed)
+    side: Side[Any] = pools.on_loop if on_loop else pools.threads
+    with with_a_full_socket(dsn, eyes) as stopped:
+        [[start]] = eyes.all("SELECT backend_start::text FROM pg_stat_activity WHERE pid = %s", stopped.pid)
+        pools.orphans.add((stopped.pid, start))
+        taking = side.acquire()
+        conn = await (taking if on_loop else asyncio.to_thread(run, taking))
+        assert pools.orphans == set() and stopped.waits_for() is None
+        assert eyes.one("SELECT pg_try_advisory_xact_lock(7)")
+        giving = side.release(conn)
+        await (giving if on_loop else asyncio.to_thread(run, giving))
+    await pools.close()
