@@ -225,18 +225,7 @@ def _left(todo: list[str], number: int, began: float) -> str:
 def _begun(about: dict[str, Any], to: Path) -> list[Figure]:
     """The figures of that file, if they were measured in the same way; `about` gets what it says of them."""
     found = json.loads(to.read_text(encoding="utf-8"))
-    for key in (
-        "server",
-        "settings",
-        "python",
-        "pgqueue",
-        "machine",
-        "rounds",
-        "scale",
-        "holder",
-        "held seconds",
-        "jobs",
-    ):
+    for key in SAME:
         if found["about"].get(key) != about[key]:
             raise click.UsageError(
                 f"{to} was made with {key} {found['about'].get(key)!r}, and it is {about[key]!r} now: begin a new file"
@@ -259,7 +248,8 @@ def _first_line(scenario: Scenario) -> str:
 
 def _text(about: dict[str, Any]) -> str:
     settings = ", ".join(f"{name}={value}" for name, value in about["settings"].items())
-    rest = "\n".join(f"{name:<9} {value}" for name, value in about.items() if name not in ("server", "settings"))
+    said = ("server", "settings", "minutes")  # of the minutes there are none yet
+    rest = "\n".join(f"{name:<9} {value}" for name, value in about.items() if name not in said and value is not None)
     return f"{about['server']}\n{settings}\n{rest}"
 
 

@@ -31,6 +31,7 @@ def test_quick_run_measures_both_sides_and_writes_them_down(tmp_path: Path) -> N
 
     assert done.exit_code == 0, done.output
     assert "fsync=on, synchronous_commit=on" in done.output
+    assert "minutes   " not in done.output and "jobs      " not in done.output, "there is nothing to say of them yet"
     found = json.loads(to.read_text(encoding="utf-8"))
     assert {figure["scenario"] for figure in found["figures"]} == {"drain-uvloop", "enqueue-many"}
     drained = found["figures"][0]
