@@ -18,6 +18,7 @@ from typing import Any, LiteralString
 
 import psutil
 import psycopg
+import psycopg.sql
 
 from pgqueue import distribution
 from pgqueue.database import embedded, migrations, statements
@@ -129,6 +130,18 @@ class Lab:
             yield
         finally:
             self._configure("ALTER SYSTEM RESET autovacuum")
+
+    @contextmanager
+    def logged(self, dsn: str) -> Iterator[Path]:
+        """While this lasts, each statement of a session that begins in this database is logged; the file of the log."""
+        change = psycopg.sql.SQL("ALTER DATABASE {} SET {} TO {}")
+        database = psycopg.sql.Identifier(_database(dsn))
+        for name, value in (("log_parameter_max_length", "0"), ("log_statement", "all")):
+            self._admin.execute(change.format(database, psycopg.sql.Identifier(name), value))
+        try:
+            yield self._server.cluster.directory / "log"
+        finally:
+            self._admin.execute(psycopg.sql.SQL("ALTER DATABASE {} RESET log_statement").format(database))
 
     def _configure(self, change: LiteralString) -> None:
         self._admin.execute(change)

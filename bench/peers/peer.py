@@ -24,6 +24,7 @@ class Peer:
     python: str = "3.11"
     packages: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    twenty: dict[str, Any] = field(default_factory=dict)
     size: int = 1_000
     done: str
     unfinished: str | list[str] = ""

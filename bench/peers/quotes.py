@@ -132,6 +132,7 @@ def _figures(found: Record | None) -> str:
         ),
         "What pgqueue is to reach:",
         "\n".join(kept),
+        *(["Not run:", "\n".join(absent)] if (absent := report.absent(found)) else []),
         "Every table, chart and setting: [bench/results](../bench/results/peers.md).",
     ]
     return "\n\n".join(parts)

@@ -138,17 +138,23 @@ def _peers(record: Record) -> str:
         if not about.get("reason")
     ]
     head = ["peer", "versions", "a job is done when", "history", "durability", "does more", "does less"]
-    absent = [
-        f"- {about['title']}: {_one_line(about['reason'])}" for about in record.peers.values() if about.get("reason")
-    ]
     parts = ["## What the figures of each peer mean", table(head, rows)]
-    return "\n\n".join([*parts, *(["Not run:", "\n".join(absent)] if absent else [])])
+    return "\n\n".join([*parts, *(["Not run:", "\n".join(lines)] if (lines := absent(record)) else [])])
+
+
+def absent(record: Record) -> list[str]:
+    """A line for each peer that this run could not measure, with the reason."""
+    return [
+        f"- {about['title']}: {_one_line(about['reason']).rstrip('.')}."
+        for about in record.peers.values()
+        if about.get("reason")
+    ]
 
 
 def _settings(record: Record) -> str:
-    rows = [[about["title"], f"`{json.dumps(about['settings'])}`"] for about in record.peers.values()]
+    rows = [[about["title"], _json(about["settings"]), _json(about.get("twenty"))] for about in record.peers.values()]
     server = "\n".join(f"- {name}: {value}" for name, value in record.about.items() if name not in (LEFT_OUT, PIECES))
-    return f"## Settings and machine\n\n{table(['peer', 'settings'], rows)}\n\n{server}"
+    return f"## Settings and machine\n\n{table(['peer', 'settings', 'for 20 jobs at once'], rows)}\n\n{server}"
 
 
 def _measured(record: Record) -> list[Scenario]:
@@ -162,6 +168,10 @@ def _has(record: Record, scenario: Scenario, measure: Measure) -> bool:
 
 def _one_line(text: str | None) -> str:
     return " ".join((text or "it was not measured").split())[:300]
+
+
+def _json(settings: dict[str, object] | None) -> str:
+    return f"`{json.dumps(settings)}`" if settings else ""
 
 
 def _cell(value: float | None) -> str:

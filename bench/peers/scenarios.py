@@ -6,6 +6,7 @@
   process has begun a job until the peer itself knows all as done, so starting is left out. The jobs counted are those
   that had not been begun at that moment. Where they are less than half, starting is included, and the report says so:
   the peer's `size` is too small. From the same sample: WAL, transactions and CPU a job, claim to end.
+  Statements a job are of another drain in the first sample of a peer: see statements.py.
 - `start`: a worker is idle; a process enqueues 20 jobs a second, one per transaction, at random distances. From the
   return of the commit to the first line of the handler; a handler that is quicker than the answer counts as 0.
 - `start-loaded`: the same while another process enqueues half of what the peer drains, or enqueues, in this run: see
@@ -13,13 +14,7 @@
 - `application`: 200 bytes of arguments, 1 ms of waiting in each job, history kept where the peer can, jobs waiting, and
   a process that enqueues one per transaction beside. Jobs begun a second by one worker process.
 - `idle`: a worker that has worked and has nothing to do.
-- `killed`: a worker whose jobs take an hour is killed by SIGKILL, while others wait. Another worker, with jobs of 1 ms,
-  is started at once. From the kill until the last of the killed worker's jobs has begun again. What has not within a
-  minute is counted, and the figure is that minute (in a run that is made smaller: less, and the table says how much).
-  Nothing is tuned for it: these are the settings of the other tables.
-- `crashed`: PostgreSQL crashes and starts again while a worker works off jobs of 10 ms. From the moment when the server
-  accepts connections until a job begins. Then the worker has as long for what is left. Counted are the jobs that have
-  not begun by then, and those that began twice. A worker that ends is started again, as by a supervisor.
+- `killed`, `crashed`: see crashes.py.
 - `depth`, `depth-start`, `held`, `held-2`: see curves.py. Without `--full` or their names only `held` is measured, of
   the peers near pgqueue.
 - `killed`, `crashed`, `held` and `held-2` take long: one round of them, and all with `--full`.
@@ -27,24 +22,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 
+from bench.peers.crashes import crashed, killed
 from bench.peers.curves import DEPTHS, PARTS, depth, depth_start, held, held_2
 from bench.peers.drain import drain
 from bench.peers.peer import Peer
 from bench.peers.size import PATIENCE, Size, Values
 from bench.peers.stage import Stage
 from bench.peers.starts import start, start_loaded
+from bench.peers.statements import statements
 
 WARM_JOBS = 200
 ONE_JOBS = 3_000
 BULK_MOST = 100_000
-HOUR = 3_600.0
-CRASHED_JOBS = 10_000
-AGAIN_SECONDS, AGAIN_LEAST = 60.0, 35.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,10 @@ def bulk(stage: Stage, size: Size) -> Values:
 
 def drain_1(stage: Stage, size: Size) -> Values:
     stage.fill("noop", size.jobs(stage.peer.size))
-    return drain(stage, size.jobs(stage.peer.size), 1)
+    found = drain(stage, size.jobs(stage.peer.size), 1)
+    if stage.dsn and not size.known("drain-1.statements"):
+        found["statements"] = statements(stage, size)
+    return found
 
 
 def drain_2(stage: Stage, size: Size) -> Values:
@@ -138,47 +134,6 @@ def application(stage: Stage, size: Size) -> Values:
     ran = stage.ran().total()
     produced = producer.hear()
     return {"jobs_s": (ran - first) / (now - begun), "enqueued_s": produced["jobs"] / produced["seconds"]}
-
-
-def killed(stage: Stage, size: Size) -> Values:
-    stage.fill("application", size.jobs(stage.peer.size))
-    stage.work(starts=True, seconds=HOUR)
-    stage.wait_for(1, PATIENCE)
-    ran = 0
-    while (more := stage.ran().total()) > ran:  # until each slot has a job
-        ran = more
-        sleep(1.0)
-    stage.kill_work()
-    begun = monotonic()
-    held = {number for number, _ in stage.starts()}
-    stage.work(starts=True)
-    limit = size.seconds(AGAIN_SECONDS, AGAIN_LEAST)
-    while again := held - {number for number, at in stage.starts() if at > begun}:
-        if monotonic() - begun > limit:
-            break
-        sleep(0.01)
-    return {"again_s": monotonic() - begun, "held": len(held), "left": len(again), "limit_s": limit}
-
-
-def crashed(stage: Stage, size: Size) -> Values:
-    jobs = min(CRASHED_JOBS, size.jobs(stage.peer.size))
-    stage.fill("application", jobs)
-    stage.work(starts=True, seconds=0.01)
-    stage.wait_for(max(1, jobs // 10), PATIENCE)
-    accepted = stage.lab.crash()
-    limit = size.seconds(AGAIN_SECONDS, AGAIN_LEAST)
-    until, first, revived = monotonic() + limit, limit, 0
-    while (now := monotonic()) < until:
-        starts = stage.starts()
-        first = min([first, *(at - accepted for _, at in starts if at > accepted)])
-        if len({number for number, _ in starts}) == jobs:
-            break
-        revived += stage.revive()
-        sleep(0.05)
-    begun = Counter(number for number, _ in stage.starts())
-    twice = begun.total() - len(begun)
-    found = {"back_s": first, "whole_s": now - accepted, "left": jobs - len(begun), "twice": twice, "revived": revived}
-    return {**found, "limit_s": limit}
 
 
 def idle(stage: Stage, size: Size) -> Values:
@@ -208,6 +163,7 @@ _STARTS_LOADED = (*_STARTS, Measure("beside_s", "jobs/s beside"), Measure("grows
 _COSTS = (
     Measure("wal_bytes", "WAL bytes a job", True),
     Measure("transactions", "transactions a job", True),
+    Measure("statements", "statements a job", True),
     Measure("server_us", "server CPU µs a job", True),
     Measure("worker_us", "worker CPU µs a job", True),
 )
@@ -272,7 +228,7 @@ SCENARIOS = {
             "killed",
             "A worker is killed: seconds until its jobs run again",
             killed,
-            (Measure("again_s", "s", True), Measure("held", "jobs"), *_LEFT),
+            (Measure("again_s", "s", True), Measure("held", "jobs"), Measure("waiting", "others waiting"), *_LEFT),
             once=True,
             around_s=30.0,
             scaled_s=15.0,

@@ -27,6 +27,7 @@ from bench.peers.redis import Redis
 from bench.server import Lab
 
 LOOK_SECONDS = 0.005
+FILL_PART = 1_000
 BROKERS: dict[str, Callable[[Path], Broker]] = {"redis": Redis, "rabbitmq": RabbitMQ}
 """By the word that peers.toml has for each."""
 
@@ -121,11 +122,15 @@ class Stage:
         client.hear()
         return client
 
-    def work(self, processes: int = 1, *, starts: bool = False, seconds: float | None = None) -> None:
+    def work(
+        self, processes: int = 1, *, starts: bool = False, seconds: float | None = None, twenty: bool = False
+    ) -> None:
         """Start so many worker processes; with `starts` they write down when each job began. `seconds`: how long a job
-        of an application takes there, in place of a millisecond."""
-        self._worked = {"starts": starts, "seconds": seconds}
+        of an application takes there, in place of a millisecond. `twenty`: each runs 20 jobs at once, if it can."""
+        self._worked = {"starts": starts, "seconds": seconds, "twenty": twenty}
         told = {"BENCH_STARTS": "1" if starts else "0"} | ({} if seconds is None else {"BENCH_WORK": str(seconds)})
+        if twenty:
+            told["BENCH_SETTINGS"] = json.dumps({**self.peer.settings, **self.peer.twenty})
         for _ in range(processes):
             self.workers.append(self.start("worker", BENCH_WORKER=str(len(self._children)), **told))
 
@@ -157,9 +162,23 @@ class Stage:
         """Enqueue so many, from a process that ends then, and let PostgreSQL know how large its tables are."""
         client = self.client()
         client.ask(do="many", task=task, n=jobs)
+        self._filled(client)
+
+    def fill_within(self, seconds: float, task: str, jobs: int) -> int:
+        """The same, a part at a time and at least one, until there are so many or the time is over; how many."""
+        client = self.client()
+        until, filled = monotonic() + seconds, 0
+        while filled < jobs and (filled == 0 or monotonic() < until):
+            part = min(FILL_PART, jobs - filled)
+            client.ask(do="many", task=task, n=part, first=filled)
+            filled += part
+        self._filled(client)
+        return filled
+
+    def _filled(self, client: Child) -> None:
         client.end()
         if self.dsn:
-            with psycopg.connect(self.dsn, autocommit=True) as conn:
+            with self._connect() as conn:
                 conn.execute("ANALYZE")
 
     def ran(self) -> Counter[str]:
@@ -214,9 +233,13 @@ class Stage:
         if isinstance(asked, list):
             assert self._broker is not None
             return sum(self._broker.numbers(asked)) > 0
-        with psycopg.connect(self.dsn, autocommit=True) as conn:
+        with self._connect() as conn:
             row = conn.execute(asked.encode()).fetchone()
             return bool(row and row[0])
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        """A session of the bench. It is not logged where those of the peer are: see statements.py."""
+        return psycopg.connect(self.dsn, autocommit=True, options="-c log_statement=none")
 
     def server_cpu(self) -> float:
         """CPU seconds of the server so far."""

@@ -87,8 +87,9 @@ def test_a_peer_that_fails_is_listed_and_the_others_are_measured(tmp_path: Path)
         "worker_us",
         "wal_bytes",
         "transactions",
+        "statements",
     }, drained
-    assert drained["jobs_s"] > 0 and drained["wal_bytes"] > 0
+    assert drained["jobs_s"] > 0 and drained["wal_bytes"] > 0 and drained["statements"] > 0
     assert "ModuleNotFoundError" in (found.error("drain-1", "broken") or ""), "the end of what it wrote is its reason"
     assert "UndefinedTable" in (found.error("drain-1", "misread") or ""), "its tables are not as the table here says"
     assert "absent" not in found.samples["drain-1"]
@@ -187,6 +188,12 @@ def test_every_peer_is_pinned_and_has_an_adapter() -> None:
         assert all(pin in package[1:] for package in this.packages), this.name
         assert this.packages or this.name == peer.OURS
     assert all("==" in package for package in table.node)
+
+
+def test_what_is_set_for_twenty_jobs_at_once_is_read_by_the_adapter() -> None:
+    for this in peer.read().peers.values():
+        text = "".join(file.read_text(encoding="utf-8") for file in ADAPTERS.glob(f"{this.adapter}.*"))
+        assert [name for name in this.twenty if name not in text] == [], this.name
 
 
 def test_a_field_that_there_is_not_is_refused(tmp_path: Path) -> None:

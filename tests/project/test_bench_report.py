@@ -160,6 +160,28 @@ def test_only_a_whole_run_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {"peers.md", "peers.json", "drain-1.svg"} <= {path.name for path in (tmp_path / "results").iterdir()}
 
 
+@pytest.mark.promise("F445")
+def test_a_run_on_a_machine_that_lacks_a_peer_is_quoted_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, file = tmp_path / "page.md", tmp_path / "run.json"
+    page.write_text("<!-- figures: python -m bench report --write -->\n<!-- end of figures -->\n", encoding="utf-8")
+    monkeypatch.setattr(quotes, "PAGES", (page,))
+    monkeypatch.setattr(quotes, "RESULTS", tmp_path / "results")
+    found = _whole()
+    found.peers["celery-rabbitmq"]["reason"] = "it needs rabbitmq-server,\nwhich is not on this machine"
+    for peers in found.samples.values():
+        peers.pop("celery-rabbitmq", None)
+    found.write(file)
+
+    done = CliRunner().invoke(write_report, [str(file), "--write"])
+
+    assert done.exit_code == 0, done.output
+    said = "- Celery-Rabbitmq: it needs rabbitmq-server, which is not on this machine."
+    assert f"Not run:\n\n{said}\n\n" in page.read_text(encoding="utf-8")
+    assert said in (tmp_path / "results" / "peers.md").read_text(encoding="utf-8")
+
+
 def _whole() -> Record:
     """One round of every peer in every scenario that does not take long."""
     known = peer.read().peers

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 
-from bench.peers import curves, peer, record, starts
+from bench.peers import crashes, curves, peer, record, starts
 from bench.peers.command import peers
 from bench.peers.curves import DEPTHS
 from bench.peers.scenarios import SCENARIOS
 from bench.peers.size import Size
+from bench.peers.stage import Stage
+from bench.peers.statements import executed
+from bench.server import Lab
 
 OURS = """
 [peers.pgqueue]
@@ -124,3 +130,111 @@ def test_a_depth_that_takes_too_long_to_fill_is_left_out() -> None:
     assert curves._depths(stage, Size(found={"bulk.jobs_s": 4_000.0})) == [1_000, 10_000, 100_000]
     assert curves._depths(stage, Size(found={"bulk.jobs_s": 1.0})) == [1_000]
     assert curves._depths(stage, Size(found={"bulk.jobs_s": 50_000.0})) == list(DEPTHS)
+
+
+class KilledStage:
+    """Stands in for a stage: five workers' slots run at once, and what the second worker begins is told by `again`."""
+
+    def __init__(self, again: dict[int, float]) -> None:
+        self._again = again
+        self._begun: list[tuple[int, float]] = []
+        self._ran = iter([1, 3, 3, 5])
+        self.worked: list[bool] = []
+
+    def fill_within(self, seconds: float, task: str, jobs: int) -> int:
+        assert (seconds, jobs) == (20.0, 100_020)
+        return 60_000
+
+    def work(self, *, starts: bool, twenty: bool, seconds: float | None = None) -> None:
+        self.worked.append(twenty)
+        now = monotonic()
+        first = {number: 0.0 for number in range(5)}
+        self._begun += [(number, now + late) for number, late in (first if seconds else self._again).items()]
+
+    def wait_for(self, jobs: int, patience: float) -> float:
+        return monotonic()
+
+    def ran(self) -> Counter[str]:
+        return Counter(worker=next(self._ran, 5))
+
+    def kill_work(self) -> None: ...
+
+    def starts(self) -> list[tuple[int, float]]:
+        return self._begun
+
+
+def _killed(monkeypatch: pytest.MonkeyPatch, again: dict[int, float]) -> tuple[KilledStage, dict[str, float]]:
+    monkeypatch.setattr(crashes, "REST_SECONDS", 0.2)
+    monkeypatch.setattr(crashes, "AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(crashes, "AGAIN_LEAST", 0.5)
+    stage = KilledStage(again)
+    peer_stage: Any = stage
+    return stage, crashes.killed(peer_stage, Size())
+
+
+@pytest.mark.promise("F443")
+def test_the_time_of_a_killed_worker_is_that_of_the_last_job_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that waited begin before, between and after; they do not count."""
+    last = {0: 1.0, 1: 7.0, 2: 2.0, 3: 3.0, 4: 4.0, 17: 0.5, 18: 60.0}
+    stage, found = _killed(monkeypatch, last)
+    assert found["again_s"] == pytest.approx(7.0, abs=0.5)
+    assert {key: found[key] for key in ("held", "waiting", "left")} == {"held": 5, "waiting": 59_995, "left": 0}
+    assert stage.worked == [True, True], "both workers have the settings for 20 jobs"
+
+
+@pytest.mark.promise("F443")
+def test_jobs_of_a_killed_worker_that_do_not_begin_again_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = _killed(monkeypatch, {0: 0.1, 1: 0.1, 2: 0.1, 17: 0.1})
+    assert found == {"again_s": 0.5, "held": 5, "waiting": 59_995, "left": 2, "limit_s": 0.5}
+
+
+@pytest.mark.promise("F443")
+@pytest.mark.parametrize(("seconds", "parts"), [(0.0, [1_000]), (60.0, [1_000, 1_000, 500])])
+def test_a_backlog_is_filled_in_parts_with_numbers_of_their_own(
+    seconds: float, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        def __init__(self) -> None:
+            self.asked: list[tuple[int, int]] = []
+
+        def ask(self, *, do: str, task: str, n: int, first: int) -> None:
+            self.asked.append((first, n))
+
+        def end(self) -> None: ...
+
+    client = Client()
+    stage: Any = object.__new__(Stage)
+    stage.dsn = ""
+    monkeypatch.setattr(Stage, "client", lambda self: client)
+    assert stage.fill_within(seconds, "application", 2_500) == sum(parts)
+    assert client.asked == [(1_000 * at, n) for at, n in enumerate(parts)]
+
+
+@pytest.mark.second
+@pytest.mark.promise("F444")
+def test_statements_are_counted_as_a_client_has_sent_them() -> None:
+    """Of sessions that began meanwhile, in this database alone; what a function executes, and a text, do not count."""
+    with closing(Lab(18)) as lab, lab.database() as dsn, lab.database() as other:
+        with psycopg.connect(dsn, autocommit=True) as early, lab.logged(dsn) as log:
+            since = log.stat().st_size
+            early.execute("SELECT 'began before'")
+            with psycopg.connect(other, autocommit=True) as conn:
+                conn.execute("SELECT 'another database'")
+            with psycopg.connect(dsn, autocommit=True, options="-c log_statement=none") as conn:
+                conn.execute("SELECT 'the bench'")
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                conn.execute("SELECT 1")
+                conn.execute("SELECT '\n2026 LOG:  statement: no'")
+                conn.execute("DO $$BEGIN FOR n IN 1..9 LOOP PERFORM 1; END LOOP; END$$")
+                for _ in range(3):
+                    conn.execute("SELECT %s::int", [1], prepare=True)
+                with conn.pipeline():
+                    for _ in range(4):
+                        conn.execute("SELECT %s::int", [1])
+                with conn.transaction():
+                    conn.execute("SELECT %s::text", ["LOG:  statement: no"])
+            assert executed(log, since, log.stat().st_size) == 3 + 3 + 4 + 3
+        since = log.stat().st_size
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("SELECT 'began after'")
+        assert executed(log, since, log.stat().st_size) == 0

@@ -61,9 +61,9 @@ class Client:
             await _result(self._peer.one(task, _job(task, number)))
         return {"jobs": n, "seconds": time.monotonic() - begun}
 
-    async def many(self, task: str, n: int) -> Answer:
-        """Enqueue `n` jobs with the peer's best call for many."""
-        jobs = [_job(task, number) for number in range(n)]
+    async def many(self, task: str, n: int, first: int = 0) -> Answer:
+        """Enqueue `n` jobs with the peer's best call for many; the first one has this number."""
+        jobs = [_job(task, number) for number in range(first, first + n)]
         begun = time.monotonic()
         await _result(self._peer.many(task, jobs))
         return {"jobs": n, "seconds": time.monotonic() - begun}

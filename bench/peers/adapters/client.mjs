@@ -42,8 +42,8 @@ const commands = {
     for (let i = 0; i < n; i++) await peer.one(task, job(task, i));
     return { jobs: n, seconds: now() - begun };
   },
-  async many(peer, { task, n }) {
-    const jobs = Array.from({ length: n }, (_, i) => job(task, i)), begun = now();
+  async many(peer, { task, n, first = 0 }) {
+    const jobs = Array.from({ length: n }, (_, i) => job(task, first + i)), begun = now();
     await peer.many(task, jobs);
     return { jobs: n, seconds: now() - begun };
   },

@@ -54,4 +54,8 @@ class Peer:
         for fn in (noop, application):
             DBOS.workflow(name=fn.__name__)(fn)
         DBOS.launch()
-        DBOS.register_queue("bench", polling_interval_sec=SETTINGS["polling_interval_sec"])
+        DBOS.register_queue(
+            "bench",
+            worker_concurrency=SETTINGS.get("worker_concurrency"),
+            polling_interval_sec=SETTINGS["polling_interval_sec"],
+        )

@@ -52,4 +52,4 @@ class Peer:
         app = PgQueuer.from_asyncpg_connection(await asyncpg.connect(DSN))
         for fn in (noop, application):
             app.entrypoint(fn.__name__)(fn)
-        await app.run(batch_size=SETTINGS["batch_size"])
+        await app.run(batch_size=SETTINGS["batch_size"], max_concurrent_tasks=SETTINGS.get("max_concurrent_tasks"))

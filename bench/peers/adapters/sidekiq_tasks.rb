@@ -68,8 +68,8 @@ class Client
     timed { |_| n.times { |number| push(task, number) } && n }
   end
 
-  def many(task:, n:)
-    timed { |_| bulk(task, (0...n).map { |number| arguments(task, number) }) && n }
+  def many(task:, n:, first: 0)
+    timed { |_| bulk(task, (first...first + n).map { |number| arguments(task, number) }) && n }
   end
 
   def produce(task:, seconds:)
