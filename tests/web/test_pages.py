@@ -650,14 +650,14 @@ async def test_a_request_waits_for_its_turn_while_others_have_all_connections(
     dsn: str, conn: psycopg.Connection[Any], eyes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not try to connect: that would fail here, and says nothing of its turn."""
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 60)
+    monkeypatch.setattr(connections, "STATEMENT_SECONDS", 60)
 
     async def refused(dsn: str) -> None:
         raise connections.Unreachable("asked although the database is there")
 
     async with reading(dsn) as browser:
         await browser.get("/queues")
-        monkeypatch.setattr(connections, "_reached", refused)
-        monkeypatch.setattr(connections, "STATEMENT_SECONDS", 60)
         conn.execute("LOCK TABLE pgqueue.bulk IN ACCESS EXCLUSIVE MODE")
         waiting = [asyncio.create_task(browser.get("/bulk")) for _ in range(connections.CONNECTIONS_MOST)]
         held = (
@@ -668,6 +668,7 @@ async def test_a_request_waits_for_its_turn_while_others_have_all_connections(
             return eyes.one(held) == connections.CONNECTIONS_MOST
 
         await until(all_held)
+        monkeypatch.setattr(connections, "_reached", refused)  # not before: each of the others may try, if it is slow
         turn = asyncio.create_task(browser.get("/queues"))
         assert not (await asyncio.wait({turn}, timeout=2 * connections.SILENCE_SECONDS))[0]
         conn.rollback()
