@@ -8,7 +8,7 @@ from dashboards import OPERATOR_SECRET, READER_SECRET, bearer, browsing, dashboa
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgqueue.telemetry.metrics import OF_DATABASE
-from pgqueue.web import shared
+from pgqueue.web import question
 
 
 @pytest.mark.promise("F171")
@@ -30,7 +30,7 @@ async def test_a_token_reads_the_gauges_and_nobody_else_does(dsn: str, conn: psy
 
 @pytest.mark.promise("F171")
 async def test_scrapes_within_a_second_are_read_once(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "SAME_SECONDS", 3_600.0)
+    monkeypatch.setattr(question, "SAME_SECONDS", 3_600.0)
     async with reading(dsn) as browser:
         first = await browser.get("/metrics")
         with psycopg.connect(dsn) as conn:
