@@ -74,7 +74,7 @@ def _measure(run: Run, nodes: int, over: int) -> dict[str, int]:
         for some in (over, 20):
             conn.execute(OVER, [some])
         conn.execute(FILL, ["bench.noop", "bench", FEW])
-        return {name: _pages(conn, *each) for name, each in _asked(flow << 20 | 1, worker).items()}
+        return {name: pages(conn, *each) for name, each in _asked(flow << 20 | 1, worker).items()}
 
 
 def _asked(node: int, worker: int) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -99,8 +99,9 @@ def _asked(node: int, worker: int) -> dict[str, tuple[str, dict[str, Any]]]:
     return found | {"enqueue of 2": (enqueue.sql, dict(enqueue.params))}
 
 
-def _pages(conn: Conn, sql: str, params: dict[str, Any]) -> int:
-    """Of three runs the last: the first ones read the catalogue."""
+def pages(conn: Conn, sql: str, params: dict[str, Any]) -> int:
+    """How many a statement touches in a session of a worker. It is undone. Of three runs the last: the first ones read
+    the catalogue."""
     plan: dict[str, Any] = {}
     for _ in range(3):
         with conn.transaction(force_rollback=True):

@@ -89,7 +89,9 @@ class Releaser:
         self.released = 0
         """How many jobs this worker has released."""
         self.found_by_sweep = 0
-        """How many nodes had ended and were watched when a walk of this worker looked."""
+        """How many nodes had ended and were watched when a walk of this worker looked. One that stays counts once."""
+        self._found: set[int] = set()
+        """Those that the last walk has found: the server may refuse to move the jobs that watch them."""
         self._session = session
         self._state = state
         self._wake = asyncio.Event()
@@ -224,8 +226,9 @@ class Releaser:
         after: str | None = "" if whole else self._after
         try:
             while after is not None:
-                [[(nodes, after)]] = await self._session.run(self._statement("release_walk", after=after, n=KEYS_MOST))
-                self.found_by_sweep += len(nodes)
+                before = after
+                [[(nodes, after)]] = await self._session.run(self._statement("release_walk", after=before, n=KEYS_MOST))
+                self._count(nodes, before, after)
                 self.look_at(nodes)
                 if not whole:
                     break
@@ -233,6 +236,12 @@ class Releaser:
             self._walks, self._whole = True, self._whole or whole
             raise
         self._after = after or ""
+
+    def _count(self, nodes: Sequence[int], after: str, upto: str | None) -> None:
+        """These nodes were found behind the key `after`, up to the key `upto`; None: up to the end."""
+        passed = {node for node in self._found if f"{NODE}{node}" > after and (upto is None or f"{NODE}{node}" <= upto)}
+        self.found_by_sweep += len(set(nodes) - passed)
+        self._found = self._found - passed | set(nodes)
 
     def _statement(self, name: str, **params: object) -> Statement[list[Row]]:
         return self._session.link.statement(name, **params)

@@ -10,6 +10,7 @@ import pytest
 from flow_rows import Made, end, put
 from workers import Eyes
 
+from bench.flows import pages
 from pgqueue.client import flow_enqueue
 from pgqueue.client.flow import Flow
 from pgqueue.client.tasks import task
@@ -83,17 +84,6 @@ def asked(node: int) -> dict[str, tuple[str, dict[str, Any]]]:
         "flow_enqueue": (enqueue.sql, dict(enqueue.params)),
         "a walk without an end": (text("release_walk", "pgqueue"), {"after": "", "n": 1_000_000}),
     }
-
-
-def pages(conn: Conn, sql: str, params: dict[str, Any]) -> int:
-    """How many a statement touches in a session of a worker; of three runs, each undone, the last."""
-    said: Any = None
-    for _ in range(3):
-        with conn.transaction(force_rollback=True):
-            conn.execute(text("sessions_settings", "pgqueue").encode())
-            [[said]] = conn.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}".encode(), params).fetchall()
-    plan = (json.loads(said) if isinstance(said, str) else said)[0]["Plan"]
-    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
 @pytest.mark.second

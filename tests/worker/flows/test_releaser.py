@@ -375,6 +375,27 @@ async def test_behind_any_number_of_refused_jobs_a_node_is_reached_by_some_sweep
     assert left[-1] - left[0] > 0.4 * len(left)  # the later ones for longer
 
 
+@pytest.mark.promise("F321")
+@pytest.mark.parametrize("most", [1, 1_000])
+async def test_a_node_that_stays_because_its_jobs_are_refused_is_counted_once(
+    most: int, eyes: Eyes, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: each sweep counts it. However few nodes a walk looks at, it is forgotten when it is gone, not before."""
+    monkeypatch.setattr(releaser, "KEYS_MOST", most)
+    waits = [Made(jobs=[{"no": 1}], after=[at]) for at in range(3)]
+    [(_, [a]), (_, [b]), (_, [c]), *_, (_, [last])] = put(eyes.conn, Made(), Made(), Made(), *waits)
+    eyes.do(REFUSE)
+    end(eyes, a, b)
+    assert [await desk.sweep() for _ in range(3)] == [2, 0, 0]
+    end(eyes, c)
+    assert [await desk.sweep() for _ in range(2)] == [1, 0]
+    eyes.do("DROP TRIGGER no ON pgqueue.job_available")
+    monkeypatch.setattr(desk.releaser._left, "_until", {})  # their time is over
+    assert [await desk.sweep() for _ in range(2)] == [0, 0]
+    assert eyes.state(last) == "available"
+    assert desk.releaser._found == set()
+
+
 @pytest.mark.promise("F372")
 async def test_what_is_judged_is_judged_by_the_nodes_that_the_row_names_however_many(eyes: Eyes, desk: Desk) -> None:
     """Nodes end in any order: the watch moves down, and comes back up to one that lives."""
