@@ -69,7 +69,7 @@ import psycopg
 
 from pgqueue.config import config, normalize
 from pgqueue.database import alarms, embedded, migrations, primary
-from pgqueue.database.backoff import Backoff, is_loss, without_values
+from pgqueue.database.backoff import Backoff, is_loss, one_line, without_values
 from pgqueue.database.dead_link import hang_up
 from pgqueue.database.outage import Outage
 from pgqueue.database.sessions import ROUND_TRIP_SECONDS, Link, options
@@ -145,7 +145,9 @@ class Relay:
 
     def _paused(self, error: Exception, trouble: _Trouble) -> float:
         """Seconds until the next try. An outage has few lines of its own."""
-        if is_loss(error):
+        if is_loss(
+            error
+        ):  # it has ended both sessions: neither is older than the end of an outage, and comes to it late
             return self._link.outage.lost(f"relay of {self.name}", error)
         return trouble.met(error)
 
@@ -170,8 +172,17 @@ class Relay:
                 if upto is not None:
                     upto = await source.head()
                 await Rounds(self.name, source, target, self.counts, self._batch).run(upto)
-            await source.unlock()
+            await self._unlock(source)
         return True
+
+    async def _unlock(self, source: Source) -> None:
+        """All is delivered, so a link that breaks here is no failure: the lock ends with its session."""
+        try:
+            await source.unlock()
+        except (psycopg.Error, OSError) as error:
+            if not is_loss(error):
+                raise
+            log.info("relay of %s: all is delivered, and its connection broke then: %s", self.name, one_line(error))
 
 
 class _Trouble:

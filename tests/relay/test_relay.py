@@ -57,6 +57,55 @@ async def test_what_is_staged_arrives_in_order_and_goes_from_the_outbox(
     assert memory == (list(range(1, 51)), True)
 
 
+@pytest.mark.promise("F420")
+async def test_an_outage_of_both_sides_is_told_once(
+    app_dsn: str, dsn: str, sides: Sides, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Naive keeps the idle session of the other side, and comes to it with the next staged job."""
+    caplog.set_level(logging.INFO, "pgqueue")
+    end = (
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE 'pgqueue relay%'"
+    )
+    async with relaying(Relay(app_dsn, dsn)):
+        sides.stage("before")
+        await eventually(lambda: sides.delivered() == ["before"] and not sides.left(), 60.0)
+        caplog.clear()
+        for side in (sides.queue, sides.app):
+            side.execute(end)
+        await eventually(lambda: "this relay delivers" in caplog.text, 60.0)
+        sides.stage("after")
+        await eventually(lambda: sides.delivered() == ["before", "after"] and not sides.left(), 60.0)
+    assert [caplog.text.count(f"the database is {how}") for how in ("lost", "back")] == [1, 1]
+
+
+@pytest.mark.promise("E12")
+@pytest.mark.parametrize("breaks", [True, False])
+async def test_a_link_that_breaks_when_all_is_delivered_is_no_failure(
+    breaks: bool, app_dsn: str, dsn: str, sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last message gives the lock back. Any other error of that message is one."""
+    end = (
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'pgqueue relay source'"
+    )
+    give_back = Source.unlock
+
+    async def fail(source: Source) -> None:
+        if not breaks:
+            raise psycopg.errors.InsufficientPrivilege("not allowed")
+        sides.app.execute(end)
+        await give_back(source)
+
+    monkeypatch.setattr(Source, "unlock", fail)
+    sides.stage("a")
+    if breaks:
+        assert await Relay(app_dsn, dsn).once()
+    else:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            await Relay(app_dsn, dsn).once()
+    assert (sides.delivered(), sides.left()) == (["a"], 0)
+
+
 @pytest.mark.promise("E17")
 async def test_all_that_a_job_was_given_arrives(app_dsn: str, dsn: str, sides: Sides) -> None:
     then = datetime(2040, 1, 1, tzinfo=UTC)
