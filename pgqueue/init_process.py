@@ -21,6 +21,9 @@ Why each signal reaches the command, and once:
 5. One SIGCHLD may stand for several processes. So after each, all that have ended are collected.
 6. A terminal signals a group of processes, and so does `timeout`. The two are in different groups, and the terminal is
    the command's: what is sent to a group reaches the command directly or through its parent, never in both ways.
+7. Process 1 may be in the session of others, as with `unshare`. Then the command stays in their group, and process 1
+   leaves their session, not only the group. If it stayed, the command would tie that group to another one of the
+   session. At the end of the command the kernel may take the group for orphaned, and sends SIGHUP to all others in it.
 
 Where process 1 ends, also by SIGKILL, the kernel kills all others of the container.
 """
@@ -72,7 +75,8 @@ def _take_terminal() -> None:
 def _pass_on(child: int, leads: bool) -> int:
     """In the parent: pass signals on until the child has ended; its exit code, as a shell has it."""
     if not leads:  # one that leads its session cannot leave its group: there the child has done so
-        os.setpgid(0, 0)
+        with suppress(PermissionError):  # it leads its group, and cannot leave that either
+            os.setsid()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

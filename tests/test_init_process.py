@@ -236,6 +236,30 @@ def test_a_signal_to_the_group_of_process_1_comes_once() -> None:
             assert one.line() == "10\n"
 
 
+IN_A_GROUP = """
+import os, signal, subprocess, sys
+heard = []
+signal.signal(signal.SIGHUP, lambda *_: heard.append("SIGHUP"))
+sibling = subprocess.Popen(["sleep", "600"])
+try:
+    os.kill(sibling.pid, signal.SIGSTOP)
+    os.waitpid(sibling.pid, os.WUNTRACED)
+    code = subprocess.run(sys.argv[1:]).returncode
+    print(code, heard, sibling.poll())
+finally:
+    sibling.kill()
+"""
+
+
+@pytest.mark.promise("F232")
+def test_the_end_of_the_command_hangs_up_no_other_process_of_the_group() -> None:
+    """One of them is stopped. The naive process 1 leaves its group alone: the kernel takes that for orphaned then."""
+    inner = [*namespaces(), sys.executable, "-c", f"{FORKED}sys.exit(7)"]
+    command = [sys.executable, "-c", IN_A_GROUP, *inner]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, start_new_session=True)
+    assert (done.stdout, done.stderr) == ("7 [] None\n", "")
+
+
 # Commands ------------------------------------------------------------------------------------------------------------
 
 TASKS = """

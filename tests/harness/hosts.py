@@ -4,15 +4,9 @@ A container has a host name and pids of its own: its first process is pid 1, and
 takes the kernel's namespaces; where it does not give us any, the test is skipped and says why, and fails where CI is
 set. A host is only a name that the process takes its own for, so that works everywhere.
 
-What is started in a container has a session of its own (`start_new_session`). In the session of the tests it would send
-SIGHUP to all of them now and then:
-
-1. `pgqueue` as process 1 leaves its group, and its child stays in it: the group of the tests.
-2. When a process ends whose parent is in another group of the session, the kernel looks whether its group is orphaned:
-   no member has a parent in another group of the session. The tests are such a group if no shell of their session
-   started them as a job.
-3. If it is orphaned, and any member is stopped, each member gets SIGHUP and SIGCONT. Tests stop processes by SIGSTOP.
-4. In another session all this is about that session's groups.
+What is started in a container has a session of its own (`start_new_session`). In the session of the tests a first
+process that leaves its group there, and not the session, would send SIGHUP to the tests now and then (init_process.py
+says why). So no test hangs on that, but the one which proves it.
 """
 
 from __future__ import annotations
