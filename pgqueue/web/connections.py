@@ -10,7 +10,12 @@ Why a page says within a second that the database is away, and why:
    to connect by itself. What that says is what the page says: refused, no such database, no answer.
 2. If that succeeds, the pool's attempt will, too: the request waits for it.
 3. While another request has a connection of the pool, the database is there. Then requests wait for their turn.
-4. A connection that was idle is asked before it is given out. So no page is lost with a connection that was lost.
+4. If a connection was lost while it was idle, its transaction does not begin. Then the request takes another one, and
+   nothing has been asked or changed by then. So no page is lost with a connection that was lost.
+5. A connection that was made after the request came is not replaced. So what it says is told, and there is an end.
+
+A read costs three round trips and those of what is asked: BEGIN and the settings of the transaction are one message. A
+message of several statements is possible without parameters only.
 
 Where its connections lead: to a server that can be written, if the address has one (see `primary`); else to a standby,
 and each page says so. A change that comes to a server that only reads is tried again on another connection, since that
@@ -55,6 +60,13 @@ ANSWER_SECONDS = 0.7
 CLOSE_SECONDS = 0.5
 """So long the end waits for attempts to connect, which are given up then."""
 STATEMENT_SECONDS = 2
+BEGIN: LiteralString = """
+BEGIN ISOLATION LEVEL READ COMMITTED{mode};
+SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
+    set_config('statement_timeout', '{seconds}s', true), set_config('jit', 'off', true),
+    set_config('row_security', 'off', true)
+"""
+"""Without row_security rows that it hides would look as if there were none."""
 IDLE_SECONDS = 120.0
 
 NAME = "pgqueue web"
@@ -83,6 +95,10 @@ class _Pooled(AsyncConnection[tuple[Any, ...]]):
     """A connection of the dashboard's pool: it can be told from those of an application in the same process."""
 
     opened_at = 0.0
+
+
+_Begun = tuple[_Pooled, bool, bool]
+"""A connection in a transaction, whether its server is a standby, and whether it only reads."""
 
 
 class _ToThePrimary:
@@ -116,30 +132,22 @@ class Connections:
 
     async def read(self, ask: Ask[T]) -> T:
         """What `ask` finds out, in one transaction that only reads. Each of its statements may take 2 s."""
-        return await self._asked(ask, ", READ ONLY")
+        return await self._asked(ask, is_change=False)
 
     async def change(self, ask: Ask[T]) -> T:
         """What `ask` answers, in one transaction that is committed. Each of its statements may take 2 s."""
         began = monotonic()
         for _ in range(CONNECTIONS_MOST):
             with suppress(_Stale):
-                return await self._asked(ask, "", began)
-        return await self._asked(ask, "", began)
+                return await self._asked(ask, is_change=True, began=began)
+        return await self._asked(ask, is_change=True, began=began)
 
-    async def _asked(self, ask: Ask[T], mode: LiteralString, began: float = 0.0) -> T:
+    async def _asked(self, ask: Ask[T], *, is_change: bool, began: float = 0.0) -> T:
         pool = await self._opened()
         try:
-            async with self._connection(pool) as conn, conn.transaction():
-                await conn.execute(f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED{mode}")
-                cursor = await conn.execute(
-                    "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on', "
-                    "set_config('statement_timeout', %s, true), set_config('jit', 'off', true), "
-                    "set_config('row_security', 'off', true)",  # else rows that it hides look as if there were none
-                    (f"{STATEMENT_SECONDS}s",),
-                )
-                self.on_standby, only_reads, *_ = await cursor.fetchone() or (False, False)
+            async with self._transaction(pool, is_change) as (conn, only_reads):
                 self._outage.answered(NAME)
-                if only_reads and not mode:
+                if only_reads and is_change:
                     raise _Stale if conn.opened_at < began else ReadOnly
                 return await ask(conn)
         except psycopg.OperationalError as error:
@@ -161,21 +169,29 @@ class Connections:
                 self._closing.cancel()
 
     @asynccontextmanager
-    async def _connection(self, pool: AsyncConnectionPool[_Pooled]) -> AsyncIterator[_Pooled]:
-        conn = await self._taken(pool)
+    async def _transaction(
+        self, pool: AsyncConnectionPool[_Pooled], is_change: bool
+    ) -> AsyncIterator[tuple[_Pooled, bool]]:
+        """A connection in a transaction, which is committed unless an error is raised; and whether it only reads."""
+        conn, self.on_standby, only_reads = await self._taken(pool, is_change)
         self._used += 1
         try:
-            yield conn
+            yield conn, only_reads
+            await conn.commit()
         except psycopg.errors.ReadOnlySqlTransaction:
             await conn.close()  # it keeps what it began with; another session may write
+            raise
+        except BaseException:
+            with suppress(psycopg.Error):  # it is lost, and so is its transaction
+                await conn.rollback()
             raise
         finally:
             self._used -= 1
             await pool.putconn(conn)
 
-    async def _taken(self, pool: AsyncConnectionPool[_Pooled]) -> _Pooled:
-        """A connection of the pool. Raises what an attempt to connect says, if the pool has nothing to say."""
-        taking = asyncio.create_task(pool.getconn())
+    async def _taken(self, pool: AsyncConnectionPool[_Pooled], is_change: bool) -> _Begun:
+        """A transaction that has begun. Raises what an attempt to connect says, if the pool has nothing to say."""
+        taking = asyncio.create_task(_begun(pool, is_change))
         try:
             if self._used == 0 and not (await asyncio.wait({taking}, timeout=SILENCE_SECONDS))[0]:
                 await _reached(self._dsn)
@@ -186,9 +202,9 @@ class Connections:
             taking.add_done_callback(lambda done: self._return(pool, done))
             raise
 
-    def _return(self, pool: AsyncConnectionPool[_Pooled], taken: asyncio.Task[_Pooled]) -> None:
+    def _return(self, pool: AsyncConnectionPool[_Pooled], taken: asyncio.Task[_Begun]) -> None:
         if not taken.cancelled() and taken.exception() is None:
-            returning = asyncio.create_task(pool.putconn(taken.result()))
+            returning = asyncio.create_task(_given_back(pool, taken.result()[0]))
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
 
@@ -210,7 +226,6 @@ class Connections:
                     timeout=WAIT_SECONDS,
                     max_idle=IDLE_SECONDS,
                     reconnect_timeout=WAIT_SECONDS,
-                    check=AsyncConnectionPool.check_connection,
                     open=False,
                     name=NAME,
                     kwargs=OPTIONS,
@@ -219,6 +234,31 @@ class Connections:
                 self._pool, self._dsn = pool, dsn
                 self._closing = asyncio.create_task(_close_at_the_end(pool))
             return self._pool
+
+
+async def _begun(pool: AsyncConnectionPool[_Pooled], is_change: bool) -> _Begun:
+    """A connection of the pool, in a transaction. One that was lost while it was idle is replaced."""
+    began = monotonic()
+    begin = BEGIN.format(mode="" if is_change else ", READ ONLY", seconds=STATEMENT_SECONDS)
+    while True:
+        conn = await pool.getconn()
+        try:
+            cursor = await conn.execute(begin)
+            cursor.nextset()
+            on_standby, only_reads, *_ = await cursor.fetchone() or (False, False)
+            return conn, on_standby, only_reads
+        except BaseException as error:
+            was_lost = isinstance(error, psycopg.OperationalError) and conn.closed and conn.opened_at < began
+            await _given_back(pool, conn)
+            if not was_lost:
+                raise
+
+
+async def _given_back(pool: AsyncConnectionPool[_Pooled], conn: _Pooled) -> None:
+    """To the pool, without a transaction: the pool would end that, too, but warn of it."""
+    with suppress(psycopg.Error):
+        await conn.rollback()
+    await pool.putconn(conn)
 
 
 async def _close_at_the_end(pool: AsyncConnectionPool[_Pooled]) -> None:
