@@ -15,7 +15,9 @@ Why an answer is never older than the request, nor shared where it must not be:
    page hides what its own visitor may not see.
 6. A visitor who goes away ends no read: others may wait for it. A read that fails has failed for all of its visitors,
    and the next one begins anew.
-7. A read belongs to its event loop. If that has ended, its reads are forgotten.
+7. The name of a read says all that it depends on: its filter, too (`Asked.read_shared`). So no visitor gets the
+   answer to another filter.
+8. A read belongs to its event loop. If that has ended, its reads are forgotten.
 """
 
 from __future__ import annotations

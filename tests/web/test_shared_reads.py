@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
+from dashboards import browsing, dashboard_of
+from workers import Eyes
 
+import pgqueue
+from pgqueue.web.access import ACTIONS
+from pgqueue.web.connections import Connections
 from pgqueue.web.shared_reads import SharedReads
 
 LIMIT = 60.0
@@ -141,3 +148,63 @@ def test_the_read_of_another_loop_holds_up_no_visitor() -> None:
         former.run_until_complete(asyncio.wait([left]))
         former.run_until_complete(former.shutdown_asyncgens())
         former.close()
+
+
+# Pages --------------------------------------------------------------------------------------------------------------
+
+HAPPENED = """
+INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, failed)
+SELECT date_trunc('minute', pgqueue.now()) - interval '3 minutes', (SELECT bin FROM pgqueue.ring WHERE kind = 'minute'),
+    'of_' || task, task, n, n, 0
+FROM (VALUES ('web.a', 1), ('web.b', 2)) AS t (task, n)
+"""
+PAIRS = [
+    ("/jobs?queue=of_web.a", "/jobs?queue=of_web.b"),
+    ("/jobs?state=available&limit=1&queue=of_web.a", "/jobs?state=available&limit=1&queue=of_web.b"),
+    ("/history?range=1h", "/history?range=6h"),
+    ("/history?queue=of_web.a", "/history?queue=of_web.b"),
+    ("/history?task=web.a", "/history?task=web.b"),
+    ("/queue?name=of_web.a", "/queue?name=of_web.b"),
+    ("/task?name=web.a", "/task?name=web.b"),
+    ("/task?name=web.a", "/task?name=web.a&range=30d"),
+    ("/bulk/new?action=cancel&state=available", "/bulk/new?action=cancel&state=available&queue=of_web.b"),
+    ("/bulk/new?action=cancel&state=available", "/bulk/new?action=discard&state=failed"),
+]
+
+
+def seen(answer: httpx.Response) -> object:
+    """What differs between the pages of a pair, without the times of the request."""
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    names = ("id", "name", "completed", "figures", "n", "count", "states")
+    items = [{name: item[name] for name in names if name in item} for item in told["items"]]
+    return items, told.get("step_seconds"), told.get("action"), told.get("first") if "action" in told else None
+
+
+@pytest.mark.promise("F428")
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+async def test_ten_visitors_of_a_page_share_its_reads_and_another_filter_has_its_own(
+    one: str, other: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: each visitor reads for itself, ten times as much; or a part of the filter is no part of the name."""
+    eyes.do(HAPPENED)
+    for task, number in (("web.a", 1), ("web.b", 2)):
+        for _ in range(number):
+            pgqueue.remote(task).using(queue=f"of_{task}").enqueue(eyes.conn)
+    reads, read = 0, Connections.read
+
+    async def counted(made: Connections, ask: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read(made, ask)
+
+    async with dashboard_of(dsn, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+        ask = partial(browser.get, headers={"accept": "application/json"})
+        expected = [seen(await ask(path)) for path in (one, other)]
+        assert expected[0] != expected[1]
+        monkeypatch.setattr(Connections, "read", counted)
+        await ask(one)
+        alone, reads = reads, 0
+        await asyncio.gather(*[ask(one) for _ in range(10)])
+        assert alone <= reads <= 2 * alone
+        assert [seen(each) for each in await asyncio.gather(*map(ask, [one, other] * 5))] == expected * 5

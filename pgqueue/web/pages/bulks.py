@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.answers import WORDS
-from pgqueue.admin.bulk.operations import STATES, Bulk, abulk, abulks, aget_bulk, apreview_bulk, astop_bulk
+from pgqueue.admin.bulk.operations import STATES, Bulk, BulkPreview, abulk, abulks, aget_bulk, apreview_bulk, astop_bulk
 from pgqueue.admin.queries import JobInfo, aget
 from pgqueue.errors import BulkNotFound, JobNotFound
 from pgqueue.jobs.values import HIGHEST_ID, digits
@@ -51,8 +51,12 @@ async def preview(asked: Asked) -> Page:
     """How many jobs an operation would find now, and the form that begins it."""
     action, given = allowed_action(asked, asked.value("action")), _meant(asked, asked.values, asked.value)
     again = _again(action, given["state"])
-    found = await asked.read(lambda conn: apreview_bulk(conn, action, again=again, **given))
-    first = await asked.read(lambda conn: _jobs(conn, found.ids[:FIRST]))
+
+    async def ask(conn: object) -> tuple[BulkPreview, list[JobInfo]]:
+        found = await apreview_bulk(conn, action, again=again, **given)
+        return found, await _jobs(conn, found.ids[:FIRST])
+
+    found, first = await asked.read_shared(ask, "preview", action, again, given)
     fields = [("action", action), ("up_to", str(found.up_to))]
     fields += [("state", each) for each in given["state"] or ()]
     fields += [(name, given[name]) for name in ("queue", "task", "error_type") if given[name] is not None]

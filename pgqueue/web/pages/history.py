@@ -45,9 +45,12 @@ async def history(asked: Asked) -> Page:
     unit, length, number = RANGES[range_]
     queue, task = asked.value("queue"), asked.value("task")
     first = begin(datetime.now(UTC), length) - (number - 1) * length
-    rows = await asked.read(lambda conn: ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all"))
-    changes = await asked.read(lambda conn: aaudit(conn, since=first, limit=MARKS_MOST))
-    versions = await asked.read(aversions)
+
+    async def ask(conn: object) -> tuple[list[HistoryRow], list[AuditEntry], list[Version]]:
+        rows = await ahistory(conn, since=first, queue=queue, task=task, step=unit, by="all")
+        return rows, await aaudit(conn, since=first, limit=MARKS_MOST), await aversions(conn)
+
+    rows, changes, versions = await asked.read_shared(ask, "history", first, queue, task, unit)
     now = datetime.now(UTC)
     given = charts.steps(rows, first, length, number)
     drawing = Drawing(given, length, now)

@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 from pgqueue.admin.bulk.operations import STATES, acount_bulk
 from pgqueue.admin.depth import Count
 from pgqueue.admin.known_names import KnownNames, aknown_names
-from pgqueue.admin.last_errors import alast_errors
+from pgqueue.admin.last_errors import LastError, alast_errors
 from pgqueue.admin.queries import SEARCHED_MOST, JobInfo, asearch, astate_counts
 from pgqueue.admin.queries import Page as Found
 from pgqueue.jobs.states import ASKED, ENDED, RETRYING
@@ -62,7 +62,8 @@ async def jobs(asked: Asked) -> Page:
         others = [part for part in asked.given if part[0] != "during"]
         return Page("jobs.html", [], to=f"/jobs?{urlencode([*_during(step), *others])}")
     criteria = _criteria(asked)
-    found, items = await asked.read(lambda conn: _found(conn, asked.redaction, criteria))
+    found, errors = await asked.read_shared(lambda conn: _found(conn, criteria), "jobs found", criteria)
+    items = [_item(job, plain(errors.get(job.id)), asked.redaction) for job in found.jobs]
     known, counted = await asked.shared("jobs", _of_all)
     at, counts = counted or (datetime.now(UTC), None)
     actions = possible(asked.values("state"), asked.rights)
@@ -103,11 +104,10 @@ async def _typed(asked: Asked, text: str, *, alone: bool) -> Page:
     return Page("jobs.html", [], to=f"/jobs?{urlencode(parts)}")
 
 
-async def _found(conn: object, redaction: Redaction, criteria: dict[str, Any]) -> tuple[Found, list[dict[str, Any]]]:
-    """What fits, and what is shown of each job."""
+async def _found(conn: object, criteria: dict[str, Any]) -> tuple[Found, dict[int, LastError]]:
+    """What fits, and the last error of each job that has one. Visitors share it: nothing is hidden."""
     found = await asearch(conn, room=ROOM, **criteria)
-    errors = {each.id: each for each in await alast_errors(conn, found.jobs)}
-    return found, [_item(job, plain(errors.get(job.id)), redaction) for job in found.jobs]
+    return found, {each.id: each for each in await alast_errors(conn, found.jobs)}
 
 
 def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> dict[str, Any]:
@@ -128,7 +128,11 @@ async def _fit(asked: Asked, found: Found, counts: dict[str, Count] | None, acti
         return None
     if counts is not None and len(states) == 1 and named == {"state"}:
         return counts[states[0]]
-    counted, _ = await asked.part(lambda conn: acount_bulk(conn, actions[0], **chosen(asked.values, asked.value)))
+    action, filters = actions[0], chosen(asked.values, asked.value)
+    counted, _ = await asked.shared(
+        repr(("jobs fit", action, filters)),
+        lambda connections: part_of(connections, lambda conn: acount_bulk(conn, action, **filters)),
+    )
     return counted
 
 

@@ -30,9 +30,13 @@ async def limits(asked: Asked) -> Page:
     only, begins, lists = asked.value("lock"), asked.value("name") or "", lists_of(asked, FIRST)
     if only is not None and _is_hidden(asked, "lock", ("key",), only):
         raise Problem(400, "This cannot be asked", "this key is redacted, so it cannot be asked for")
-    locks = await asked.read(lambda conn: alocks(conn, only, begins=begins)) if lists.has("locks") else []
-    found = await asked.read(lambda conn: alimits(conn, begins=begins)) if lists.has("limits") else []
-    rates = await asked.read(lambda conn: arates(conn, begins=begins)) if lists.has("rates") else []
+    locks = (
+        await asked.read_shared(partial(alocks, key=only, begins=begins), "locks", only, begins)
+        if lists.has("locks")
+        else []
+    )
+    found = await asked.read_shared(partial(alimits, begins=begins), "limits", begins) if lists.has("limits") else []
+    rates = await asked.read_shared(partial(arates, begins=begins), "rates", begins) if lists.has("rates") else []
     is_lock = partial(_is_shown, asked, "lock", ("key",))
     is_limit, is_rate = (partial(_is_shown, asked, None, (each, "name")) for each in ("limits", "rates"))
     if begins:

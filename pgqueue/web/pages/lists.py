@@ -22,14 +22,14 @@ TICKS_SHOWN = 3
 async def queues(asked: Asked) -> Page:
     """The queues with the jobs in them."""
     rows = rows_of(asked)
-    found = await asked.read(aqueues)
+    found = await asked.read_shared(aqueues, "queues")
     return Page("queues.html", plain(rows.of(found)), {"after": rows.after(found)}, rows.view(found))
 
 
 async def schedules(asked: Asked) -> Page:
     """The schedules by name, each in words, with its next ticks."""
     rows = rows_of(asked)
-    found = await asked.read(aschedules)
+    found = await asked.read_shared(aschedules, "schedules")
     items = [_schedule(each) for each in rows.of(found)]
     return Page("schedules.html", items, {"after": rows.after(found)}, rows.view(found))
 

@@ -106,6 +106,11 @@ class Asked:
         """What `ask` finds out, in one read for all visitors who ask for this at the same time (shared_reads.py)."""
         return await self.connections.shared.read(name, lambda: ask(self.connections))
 
+    async def read_shared(self, ask: Ask[T], *about: object) -> T:
+        """As `read`, in one read for all visitors who ask for the same at the same time. `about` is a word of its own
+        for each `ask`, and all that it depends on. It hides nothing: that comes after, for each visitor."""
+        return await self.shared(repr(about), lambda connections: connections.read(ask))
+
     async def part(self, ask: Ask[T]) -> tuple[T | None, Problem | None]:
         """The same for a part of a page: the other parts are shown although this one has failed. Raises Unreachable."""
         return await part_of(self.connections, ask)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from pgqueue.admin.audit import aaudit
-from pgqueue.admin.depth import adepth
+from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.depth import QueueInfo, adepth
 from pgqueue.admin.history import HistoryRow, ahistory
-from pgqueue.admin.task_history import TaskRow, atask_history
-from pgqueue.admin.versions import aversions
+from pgqueue.admin.task_history import TaskHistory, TaskRow, atask_history
+from pgqueue.admin.versions import Version, aversions
 from pgqueue.admin.workers import WorkerNow, aworkers
 from pgqueue.web import charts
 from pgqueue.web.pages.history import ATTEMPTS, ENDED, RANGES, begin, change_mark, version_marks, waiting
@@ -35,21 +37,18 @@ async def queue(asked: Asked) -> Page:
     name = asked.value("name")
     if name is None:
         raise Problem(400, "This cannot be asked", "name: give the name of a queue")
-    step, length, number = RANGES["1h"]
+    _, length, number = RANGES["1h"]
     now = datetime.now(UTC)
     first = begin(now, length) - (number - 1) * length
-    found = await asked.read(lambda conn: adepth(conn, name))
-    rows = await asked.read(lambda conn: ahistory(conn, since=first, queue=name, step=step, by="all"))
-    ran = await asked.read(lambda conn: atask_history(conn, first, step, queue=name))
-    workers = [each for each in await asked.read(aworkers) if name in each.queues]
-    versions = await asked.read(aversions)
-    recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
+    read = await asked.read_shared(partial(_read, name, first), "queue", name, first)
+    found, rows, ran, versions = read.found, read.rows, read.ran, read.versions
+    workers = [each for each in read.workers if name in each.queues]
     drawing = Drawing(charts.steps(rows, first, length, number), length, now)
     figures = [
         drawing.line("waiting", "Jobs that are available or blocked", "waiting", waiting),
         drawing.bars("ended", ATTEMPTS, ENDED),
     ]
-    changed = [change_mark(each) for each in recorded if each.target.get("queue") == name]
+    changed = [change_mark(each) for each in read.recorded if each.target.get("queue") == name]
     drawn = drawing.panel(figures, [*version_marks(versions), *changed])
     item = plain(found) | {
         "trend": trend([row for row in rows if row.at >= now - TREND]),
@@ -59,6 +58,29 @@ async def queue(asked: Asked) -> Page:
     }
     return Page(
         "queue.html", [item], {"first": first, "charts": plain(drawn)}, {"steady": STEADY, "happened": bool(rows)}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    found: QueueInfo
+    rows: list[HistoryRow]
+    ran: TaskHistory
+    workers: Sequence[WorkerNow]
+    versions: list[Version]
+    recorded: list[AuditEntry]
+
+
+async def _read(name: str, first: datetime, conn: object) -> _Read:
+    """What the page is made of. All visitors share it: nothing is hidden."""
+    step, _, _ = RANGES["1h"]
+    return _Read(
+        await adepth(conn, name),
+        await ahistory(conn, since=first, queue=name, step=step, by="all"),
+        await atask_history(conn, first, step, queue=name),
+        await aworkers(conn),
+        await aversions(conn),
+        await aaudit(conn, since=first, limit=CHANGES_MOST),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.audit import AuditEntry, aaudit
-from pgqueue.admin.cause_errors import acause_errors
+from pgqueue.admin.cause_errors import CauseError, acause_errors
 from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.history import Step as Unit
@@ -89,17 +90,13 @@ async def task(asked: Asked) -> Page:
     step, length, number = RANGES[range_]
     now = datetime.now(UTC)
     first = begin(now, length) - (number - 1) * length
-    rows = await asked.read(lambda conn: ahistory(conn, since=first, task=name, step=step, by="all"))
-    groups = await asked.read(lambda conn: aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST + 1))
-    more_causes, groups = len(groups) > CAUSES_MOST, groups[:CAUSES_MOST]
-    messages = causes.messages(await asked.read(lambda conn: acause_errors(conn, groups)), groups, asked.redaction)
-    recorded = await asked.read(lambda conn: aaudit(conn, since=first, limit=CHANGES_MOST))
-    paused = await asked.read(lambda conn: atask_paused(conn, name))
-    versions = await asked.read(aversions)
+    read = await asked.read_shared(partial(_read, name, first, step), "task", name, first, step)
+    rows, versions, groups = read.rows, read.versions, read.groups[:CAUSES_MOST]
+    messages = causes.messages(read.errors, groups, asked.redaction)
     last = newest(versions)
     drawing = Drawing(charts.steps(rows, first, length, number), length, now)
     figures, split = _figures(rows, UNITS[step], first, now, last)
-    changed = [each for each in recorded if each.target.get("task") == name]
+    changed = [each for each in read.recorded if each.target.get("task") == name]
     shown = [
         drawing.bars("ended", ATTEMPTS, ENDED),
         drawing.line("runs", "Runs: 95 % ran at most", "95 % ran at most", _run, is_time=True),
@@ -108,7 +105,7 @@ async def task(asked: Asked) -> Page:
     drawn = drawing.panel(shown, [*version_marks(versions), *map(change_mark, changed)])
     item = {
         "name": name,
-        "is_paused": paused,
+        "is_paused": read.is_paused,
         "figures": figures,
         "version": None
         if last is None
@@ -118,7 +115,32 @@ async def task(asked: Asked) -> Page:
         "states": [{"state": state, "query": urlencode({"state": state, "task": name})} for state in TABS],
     }
     more = {"first": first, "charts": plain(drawn), "durations": plain(_durations(rows, split, UNITS[step]))}
-    return Page("task.html", [item], more, {"range": range_, "extents": EXTENTS, "more_causes": more_causes})
+    return Page(
+        "task.html", [item], more, {"range": range_, "extents": EXTENTS, "more_causes": len(read.groups) > CAUSES_MOST}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    rows: list[HistoryRow]
+    groups: list[ErrorGroup]
+    errors: list[CauseError]
+    recorded: list[AuditEntry]
+    is_paused: bool
+    versions: list[Version]
+
+
+async def _read(name: str, first: datetime, step: Unit, conn: object) -> _Read:
+    """What the page of a task is made of. All visitors share it: nothing is hidden."""
+    groups = await aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST + 1)
+    return _Read(
+        await ahistory(conn, since=first, task=name, step=step, by="all"),
+        groups,
+        await acause_errors(conn, groups[:CAUSES_MOST]),
+        await aaudit(conn, since=first, limit=CHANGES_MOST),
+        await atask_paused(conn, name),
+        await aversions(conn),
+    )
 
 
 def _run(step: charts.Step) -> float | None:

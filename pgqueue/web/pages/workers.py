@@ -7,6 +7,7 @@ it has heard of it. So the page shows the last order of each supervisor, and wha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pgqueue.admin.workers import Kind, asupervisors, atell, aworkers
@@ -24,8 +25,10 @@ async def workers(asked: Asked) -> Page:
     host, lists = asked.value("host"), lists_of(asked, FIRST)
     if host is not None and any(asked.redaction.hides(path, host) for path in (("host",), ("supervisors", "host"))):
         raise Problem(400, "This cannot be asked", "this host is redacted, so workers cannot be asked for by it")
-    found = await asked.read(lambda conn: aworkers(conn, host=host)) if lists.has("workers") else []
-    supervisors = await asked.read(lambda conn: asupervisors(conn, host=host)) if lists.has("supervisors") else []
+    found = await asked.read_shared(partial(aworkers, host=host), "workers", host) if lists.has("workers") else []
+    supervisors = []
+    if lists.has("supervisors"):
+        supervisors = await asked.read_shared(partial(asupervisors, host=host), "supervisors", host)
     every: dict[str, Sequence[object]] = {"workers": found, "supervisors": supervisors}
     told = [plain(each) | {"is_heard": each.is_heard} for each in lists.of("supervisors", supervisors)]
     more = {"supervisors": told, "after": lists.after(every)}
