@@ -388,6 +388,15 @@ def newest(
     return Statement(text(name, schema), params | place, lambda rows: _page(rows, limit, order))
 
 
+def place_of(job: JobInfo, **asked: Unpack[Criteria]) -> int | str | None:
+    """Where a search of this filter goes on behind the job; None if the job has no place in its order."""
+    order = _order(searched(asked, STATES, LIMIT_MOST))
+    if order == "id":
+        return job.id
+    at: datetime | None = getattr(job, order)
+    return None if at is None else f"{at.isoformat()}/{job.id}"
+
+
 def _order(asked: Filter) -> str:
     """The column that orders the jobs of these states. Each one has an index in this order, so a page is short work."""
     states = set(asked.states)

@@ -15,6 +15,7 @@ from pgqueue.admin.answers import WORDS, Answer
 from pgqueue.admin.queues import apause, aresume
 from pgqueue.client import schedules
 from pgqueue.jobs.values import UNIX_EPOCH
+from pgqueue.web.pages.jobs import APART, LISTED
 from pgqueue.web.pages.page import Asked, Page, plain, read_time
 from pgqueue.web.problems import Problem
 
@@ -49,7 +50,7 @@ NOTICES: Mapping[str, str] = {
 
 async def cancel(asked: Asked) -> Page:
     """Cancel the job, or ask its worker to stop it."""
-    return _answered(await asked.change(lambda conn: acancel(conn, asked.id)))
+    return _answered(asked, await asked.change(lambda conn: acancel(conn, asked.id)))
 
 
 async def retry(asked: Asked) -> Page:
@@ -58,23 +59,23 @@ async def retry(asked: Asked) -> Page:
     The button of a failed job sends that: the job may have completed since the page was made.
     """
     again = asked.field("again") != "0"
-    return _answered(await asked.change(lambda conn: aretry(conn, asked.id, again=again)))
+    return _answered(asked, await asked.change(lambda conn: aretry(conn, asked.id, again=again)))
 
 
 async def discard(asked: Asked) -> Page:
     """Delete an ended job."""
-    return _answered(await asked.change(lambda conn: adiscard(conn, asked.id)))
+    return _answered(asked, await asked.change(lambda conn: adiscard(conn, asked.id)))
 
 
 async def run_now(asked: Asked) -> Page:
     """Let a job that waits start at once."""
-    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=UNIX_EPOCH)))
+    return _answered(asked, await asked.change(lambda conn: areschedule(conn, asked.id, at=UNIX_EPOCH)))
 
 
 async def reschedule(asked: Asked) -> Page:
     """Let a job that waits start at the time in the field `at`."""
     at = time_of(asked)
-    return _answered(await asked.change(lambda conn: areschedule(conn, asked.id, at=at)))
+    return _answered(asked, await asked.change(lambda conn: areschedule(conn, asked.id, at=at)))
 
 
 def time_of(asked: Asked) -> datetime:
@@ -120,14 +121,21 @@ async def resume_schedule(asked: Asked) -> Page:
     return _ticking(name, "resumed", await asked.change(lambda conn: schedules.aresume(conn, name)))
 
 
-def _answered(answers: list[Answer]) -> Page:
-    """To the page of the job. Discarded jobs have none. Raises Problem if there is no such job."""
+def _answered(asked: Asked, answers: list[Answer]) -> Page:
+    """To the page of the job, which keeps the list that the visitor came from. Discarded jobs have none.
+
+    Raises Problem if there is no such job.
+    """
     [answer] = answers
     if answer.did == "missing":
         raise Problem(
             404, f"There is no job {answer.id}", "It is not committed, was discarded, or retention removed it."
         )
-    place = "/jobs" if answer.did == "discarded" else f"/jobs/{answer.new or answer.id}"
+    kept = [part for part in asked.given if LISTED in asked.given]
+    if answer.did == "discarded":
+        place = f"/jobs?{urlencode([part for part in kept if part[0] not in APART])}" if kept else "/jobs"
+    else:
+        place = f"/jobs/{answer.new or answer.id}" + (f"?{urlencode(kept)}" if kept else "")
     return Page("", [plain(answer)], {"changed": answer.changed}, after=place, did=answer.did)
 
 

@@ -7,13 +7,22 @@ from itertools import groupby
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
-from pgqueue.admin.queries import JobInfo, JobStep
+from pgqueue.admin.bulk.operations import acount_bulk
+from pgqueue.admin.depth import Count
+from pgqueue.admin.queries import Attempt, JobInfo, JobStep, asearch
 from pgqueue.admin.successors import asuccessors, predecessor, retried
 from pgqueue.admin.why.why import awhy
+from pgqueue.jobs.outcomes import NO_FAILURES
+from pgqueue.jobs.states import DONE
+from pgqueue.web.attempts_line import WIDTH, line_of
+from pgqueue.web.pages.jobs import hides_class
+from pgqueue.web.pages.neighbours import neighbours
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
 
 CHANGES_MOST = 50
+ALIKE_SHOWN = 5
+"""So many other jobs that failed for the same cause are named."""
 
 # Files of pgqueue that stand between a worker and the handler.
 _OURS = re.compile(r'^\s+File "[^"]*[/\\]pgqueue[/\\](?:worker|client|jobs|database|testing)[/\\]')
@@ -21,8 +30,8 @@ _FRAME = re.compile(r'^\s+File "')
 
 
 async def job(asked: Asked) -> Page:
-    """The job as the only item, with `why`, `successors` and `changes`. Without such a job: what may have become of it,
-    and 404."""
+    """The job as the only item, with `why`, `successors`, `same_cause` and `changes`; beside it its neighbours in the
+    list that the visitor came from. Without such a job: what may have become of it, and 404."""
     id = asked.id
     found = await asked.read(lambda conn: awhy(conn, id))
     job = found.job
@@ -38,8 +47,54 @@ async def job(asked: Asked) -> Page:
         "successors": plain(successors),
         "steps": [plain(each) | {"attempt": _attempt_of(each, job)} for each in job.steps],
         "changes": [_change(each) for each in changes],
+        "error": _error(job),
+        "same_cause": await _same_cause(asked, job),
     }
-    return Page("job.html", [item], {"at": found.at})
+    beside = await neighbours(asked)
+    shown = {"before": beside and beside.before, "next": beside and beside.next}
+    view = {"now": found.at, "beside": beside, "line": line_of(job, found.at), "width": WIDTH}
+    may = {"may_retry": {"bulk", "retry"} <= set(asked.rights)}
+    return Page("job.html", [item], {"at": found.at, **shown}, view | may)
+
+
+def _last_failed(job: JobInfo) -> Attempt | None:
+    """The last attempt that says something of an error; None if there is none, or the job has completed since."""
+    failed = [each for each in job.attempts if each.outcome not in NO_FAILURES]
+    return failed[-1] if failed and job.state not in DONE else None
+
+
+def _error(job: JobInfo) -> int | None:
+    """The place among its attempts of the one whose error is told first."""
+    last = _last_failed(job)
+    return None if last is None else job.attempts.index(last)
+
+
+async def _same_cause(asked: Asked, job: JobInfo) -> dict[str, Any] | None:
+    """The failed jobs of its task whose error has the same class: how many others, and the newest of them.
+
+    None if the job has no error, or if what is hidden would be found out.
+    """
+    last = _last_failed(job)
+    if last is None:
+        return None
+    error_type = last.error_type or last.outcome
+    if hides_class(error_type, asked.redaction) or asked.redaction.hides(("task",), job.task):
+        return None
+    found, _ = await asked.part(
+        lambda conn: asearch(conn, room=1, state="failed", task=job.task, error_type=error_type, limit=ALIKE_SHOWN + 1)
+    )
+    if found is None:
+        return None
+    others = [each for each in found.jobs if each.id != job.id]
+    count: Count | None = Count(len(others))
+    if not found.complete:
+        count, _ = await asked.part(
+            lambda conn: acount_bulk(conn, "retry", state="failed", task=job.task, error_type=error_type)
+        )
+        if count is not None and job.state == "failed":
+            count = Count(max(count.n - 1, len(others)), count.exact)
+    newest = [{"id": each.id, "finished_at": each.finished_at} for each in others[:ALIKE_SHOWN]]
+    return {"error_type": error_type, "count": plain(count), "jobs": newest}
 
 
 def _attempt_of(step: JobStep, job: JobInfo) -> int:

@@ -39,8 +39,10 @@ ROOM = 1 << 20
 """So many bytes of values a list reads. It shows a line of them as HTML, but must know them to hide them in texts."""
 BULK = ("state", "queue", "task", "error_type")
 """The filters that an operation on all jobs knows, too."""
-APART = ("after", "did", "chosen")
+APART = ("after", "did", "chosen", "listed")
 """What a URL says beside the filter: it does not go on to the next list."""
+LISTED = ("listed", "1")
+"""The mark of a link to a job that carries the filter of its list (neighbours.py)."""
 TABS = ("failed", RETRYING, "blocked", "available", "running", "scheduled", "completed", "cancelled", "skipped")
 KEYS = ("key", "lock_key", "limit_key", "rate_key", "unique_key", "idempotency_key")
 """Where a job shows what the filter `key` looks for."""
@@ -61,8 +63,8 @@ async def jobs(asked: Asked) -> Page:
     if (step := asked.value("during")) is not None:
         others = [part for part in asked.given if part[0] != "during"]
         return Page("jobs.html", [], to=f"/jobs?{urlencode([*_during(step), *others])}")
-    criteria = _criteria(asked)
-    found, errors = await asked.read_shared(lambda conn: _found(conn, criteria), "jobs found", criteria)
+    given = criteria(asked)
+    found, errors = await asked.read_shared(lambda conn: _found(conn, given), "jobs found", given)
     items = [_item(job, plain(errors.get(job.id)), asked.redaction) for job in found.jobs]
     known, counted = await asked.shared("jobs", _of_all)
     at, counts = counted or (datetime.now(UTC), None)
@@ -98,15 +100,15 @@ async def _typed(asked: Asked, text: str, *, alone: bool) -> Page:
     parts = added([part for part in asked.given if part[0] not in (*APART, "q", "and", "id")], parts_of(text, known))
     meant = replace(asked, query=parts)
     if alone and meant.value("id") is None:
-        found = await asked.read(lambda conn: asearch(conn, room=ROOM, **_criteria(meant) | {"limit": 2}))
+        found = await asked.read(lambda conn: asearch(conn, room=ROOM, **criteria(meant) | {"limit": 2}))
         if found.complete and len(found.jobs) == 1:
             return Page("jobs.html", [], to=f"/jobs/{found.jobs[0].id}")
     return Page("jobs.html", [], to=f"/jobs?{urlencode(parts)}")
 
 
-async def _found(conn: object, criteria: dict[str, Any]) -> tuple[Found, dict[int, LastError]]:
+async def _found(conn: object, given: dict[str, Any]) -> tuple[Found, dict[int, LastError]]:
     """What fits, and the last error of each job that has one. Visitors share it: nothing is hidden."""
-    found = await asearch(conn, room=ROOM, **criteria)
+    found = await asearch(conn, room=ROOM, **given)
     return found, {each.id: each for each in await alast_errors(conn, found.jobs)}
 
 
@@ -190,7 +192,8 @@ def _columns(items: Sequence[dict[str, Any]], states: Sequence[str]) -> dict[str
     return columns | {"time": time, "same": items[0] if len(items) > 1 else None}
 
 
-def _criteria(asked: Asked) -> dict[str, Any]:
+def criteria(asked: Asked) -> dict[str, Any]:
+    """What the URL of a list asks of a search. Raises Problem for what cannot be asked."""
     args = arguments(asked.values("arg"))
     key, error_type, error = asked.value("key"), asked.value("error_type"), asked.value("error")
     if refused := refused_filter(args, key, error, asked.redaction, error_type):
@@ -244,6 +247,7 @@ def _view(asked: Asked, after: int | str | None) -> dict[str, Any]:
             for action in offered(asked.values("state"), named, asked.rights)
         ],
         "all_chosen": asked.value("chosen") == "page",
+        "of_list": urlencode([LISTED, *(each for each in asked.given if each[0] == "after" or each[0] not in APART)]),
         "choose_all": urlencode([*asked.given, ("chosen", "page")]),
     }
 
