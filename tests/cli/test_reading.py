@@ -538,7 +538,7 @@ def test_enormous_arguments_do_not_flood_the_screen(conn: Conn, dsn: str) -> Non
 def test_version_needs_no_database() -> None:
     done = pgqueue("version")
     assert done.returncode == 0
-    assert done.stdout.startswith("pgqueue 0.")
+    assert done.stdout.startswith("pgqueue 1.")
 
 
 def test_version_tells_of_the_database_that_is_configured(dsn: str, empty_dsn: str) -> None:
