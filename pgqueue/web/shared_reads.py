@@ -50,9 +50,10 @@ class SharedReads:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._reads = loop, _Reads()
-        task = self._reads.next.get(name)
+        reads = self._reads  # another thread with a loop of its own may make new ones meanwhile
+        task = reads.next.get(name)
         if task is None or task.done():  # one that was cancelled before it began is done, too
-            task = self._reads.next[name] = loop.create_task(_in_turn(self._reads, name, ask))
+            task = reads.next[name] = loop.create_task(_in_turn(reads, name, ask))
         found: T = await asyncio.shield(task)
         return found
 

@@ -83,6 +83,7 @@ def test_a_new_job_is_seen_and_the_focus_stays_with_its_row(seen: Tab, dsn: str)
 def test_what_is_open_and_scrolled_stays_so(seen: Tab, dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         [(id,)] = conn.execute("SELECT max(id) FROM pgqueue.job_dead").fetchall()
+        seen.page.set_viewport_size({"width": 1280, "height": 400})
         seen.go(f"/jobs/{id}")
         seen.page.get_by_text("Discard…").click()
         seen.page.evaluate("scrollTo(0, 300)")
@@ -287,8 +288,8 @@ def test_without_javascript_every_page_works(browser: Browser, url: str, dsn: st
 @pytest.mark.promise("F156")
 def test_times_are_utc_or_those_of_the_browsers_zone(browser: Browser, url: str, dsn: str) -> None:
     with tab(browser, url, timezone_id="Asia/Tokyo") as seen:
-        seen.go("/errors")
-        shown = seen.page.locator("tbody time").first
+        seen.go(f"/jobs/{enqueue(dsn)}")
+        shown = seen.page.locator(".facts time").first
         at = datetime.fromisoformat(str(shown.get_attribute("datetime"))).astimezone(UTC)
         assert shown.inner_text() == f"{at:%Y-%m-%d %H:%M:%S}"
         assert "All times are UTC" in seen.page.locator("footer").inner_text()

@@ -205,6 +205,7 @@
   function key(node) {
     if (node.nodeName === "TR") return rowKey(node);
     if (node.nodeName === "FORM") return formKey(node);
+    if (node.nodeName === "TD") return node.dataset.label ?? (node.querySelector("form") === null ? null : "forms"); // a column may come before it
     return node.nodeType === Node.ELEMENT_NODE && node.id ? `#${node.id}` : null;
   }
 
