@@ -17,6 +17,16 @@ Why a page says within a second that the database is away, and why:
 A read costs three round trips and those of what is asked: BEGIN and the settings of the transaction are one message. A
 message of several statements is possible without parameters only.
 
+Why no request waits on for a link that has fallen silent (nothing comes, and nothing is closed; the kernel takes a
+quarter of an hour to give it up):
+
+1. If a transaction has not begun after `CHECK_SECONDS`, its connection is broken. If that was idle before, the request
+   takes another one then.
+2. A transaction that has not ended after `TRANSACTION_SECONDS` is given up: its connection is broken. What waits on
+   it gets an error at once, and the pool makes another connection.
+3. Both break the socket (`hang_up`). Naive: cancel the task. Then psycopg asks the server to cancel, which may take
+   10 s.
+
 Where its connections lead: to a server that can be written, if the address has one (see `primary`); else to a standby,
 and each page says so. A change that comes to a server that only reads is tried again on another connection, since that
 may have become a standby, or be one no longer, after the connection was made. Nothing of the change has run by then.
@@ -29,8 +39,8 @@ and closes the pool then: that stops such tasks, too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
@@ -41,6 +51,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from pgqueue.config import Config, config
 from pgqueue.database import embedded, primary
 from pgqueue.database.backoff import is_loss
+from pgqueue.database.dead_link import hang_up
 from pgqueue.database.outage import Outage
 from pgqueue.database.pool_log import quieten
 from pgqueue.database.sessions import ReadOnly
@@ -59,6 +70,10 @@ ANSWER_SECONDS = 0.7
 """So long that may take. Then it says that the database does not answer."""
 CLOSE_SECONDS = 0.5
 """So long the end waits for attempts to connect, which are given up then."""
+CHECK_SECONDS = 2.0
+"""So long a transaction may take to begin, before its connection is broken."""
+TRANSACTION_SECONDS = 10.0
+"""So long a transaction may take, before it is given up with its connection."""
 STATEMENT_SECONDS = 2
 BEGIN: LiteralString = """
 BEGIN ISOLATION LEVEL READ COMMITTED{mode};
@@ -176,8 +191,9 @@ class Connections:
         conn, self.on_standby, only_reads = await self._taken(pool, is_change)
         self._used += 1
         try:
-            yield conn, only_reads
-            await conn.commit()
+            async with self._in_time(conn):
+                yield conn, only_reads
+                await conn.commit()
         except psycopg.errors.ReadOnlySqlTransaction:
             await conn.close()  # it keeps what it began with; another session may write
             raise
@@ -188,6 +204,18 @@ class Connections:
         finally:
             self._used -= 1
             await pool.putconn(conn)
+
+    @asynccontextmanager
+    async def _in_time(self, conn: _Pooled) -> AsyncIterator[None]:
+        """Break the connection if this block takes too long. Then Unreachable says so."""
+        with _broken_after(TRANSACTION_SECONDS, conn) as is_late:
+            try:
+                yield
+            except psycopg.OperationalError as error:
+                if is_late():
+                    text = f"{server_of(self._dsn)} has not answered within {TRANSACTION_SECONDS:.0f} seconds"
+                    raise Unreachable(text) from error
+                raise
 
     async def _taken(self, pool: AsyncConnectionPool[_Pooled], is_change: bool) -> _Begun:
         """A transaction that has begun. Raises what an attempt to connect says, if the pool has nothing to say."""
@@ -243,7 +271,8 @@ async def _begun(pool: AsyncConnectionPool[_Pooled], is_change: bool) -> _Begun:
     while True:
         conn = await pool.getconn()
         try:
-            cursor = await conn.execute(begin)
+            with _broken_after(CHECK_SECONDS, conn):
+                cursor = await conn.execute(begin)
             cursor.nextset()
             on_standby, only_reads, *_ = await cursor.fetchone() or (False, False)
             return conn, on_standby, only_reads
@@ -259,6 +288,17 @@ async def _given_back(pool: AsyncConnectionPool[_Pooled], conn: _Pooled) -> None
     with suppress(psycopg.Error):
         await conn.rollback()
     await pool.putconn(conn)
+
+
+@contextmanager
+def _broken_after(seconds: float, conn: _Pooled) -> Iterator[Callable[[], bool]]:
+    """Break the connection unless this block ends before. What is given says whether it was too late."""
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(seconds, hang_up, conn)
+    try:
+        yield lambda: loop.time() >= timer.when()
+    finally:
+        timer.cancel()
 
 
 async def _close_at_the_end(pool: AsyncConnectionPool[_Pooled]) -> None:

@@ -231,7 +231,7 @@ class Dashboard:
             raise _not_found()
         if route.name == "metrics":
             of = [visit.source] if visit.source is not None else [self.sources[name] for name in visit.seen]
-            return await metrics.answer(request.headers.get("accept", ""), [source.metrics for source in of])
+            return await metrics.answer(request.headers, [source.metrics for source in of])
         if route.name == "events" and visit.source is not None:
             return visit.source.live.answer(visit.visitor)
         if route.name == "databases":

@@ -43,6 +43,7 @@ from pgqueue.web.connections import Connections
 from pgqueue.web.listener import LOOK_SECONDS, Listener
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.rendering import HEADERS
+from pgqueue.web.task_end import end
 
 T = TypeVar("T")
 
@@ -79,10 +80,7 @@ class Live:
         for each in streams:
             each.set()
         task, self._task = self._task, None
-        if task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop():
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await end(task)
 
     def answer(self, visitor: Visitor) -> ASGIApp:
         """A stream for this browser, none under WSGI. Raises Problem if there are too many."""

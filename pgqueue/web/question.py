@@ -9,16 +9,17 @@ Why a database that is away delays no other one:
 2. There is one task for a question at most, however many visitors ask and however often. So a database that hangs costs
    one task and one connection.
 3. An answer is good for `SAME_SECONDS`, and so is a failure. A task belongs to its loop: another loop asks anew.
+4. No task hangs for ever: what `ask` does ends in time, as a transaction of `Connections` does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from pgqueue.steady_clock import monotonic
+from pgqueue.web.task_end import end
 
 T = TypeVar("T")
 
@@ -47,10 +48,7 @@ class Question(Generic[T]):
     async def close(self) -> None:
         """Ask no more."""
         task, self._task = self._task, None
-        if task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop():
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # of the question; that we are cancelled comes later
-                await task
+        await end(task)
 
     async def _asked(self) -> T:
         try:

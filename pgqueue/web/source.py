@@ -15,6 +15,7 @@ Why a request never reaches the database of another one:
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 from pgqueue.databases import Database, within
@@ -52,9 +53,7 @@ class Source:
 
     async def close(self) -> None:
         """End its streams and close its connections."""
-        await self._standing.close()
-        await self.metrics.close()
-        await self.live.close()
+        await asyncio.gather(self._standing.close(), self.metrics.close(), self.live.close())
         await self.connections.close()
 
     async def _look(self) -> Standing:
