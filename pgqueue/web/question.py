@@ -19,11 +19,14 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from pgqueue.steady_clock import monotonic
+from pgqueue.web.problems import Problem
 from pgqueue.web.task_end import end
 
 T = TypeVar("T")
 
 SAME_SECONDS = 1.0
+AGAIN_SECONDS = 5.0
+"""For Retry-After, if the dashboard ends."""
 TASK = "pgqueue web question"
 
 
@@ -36,13 +39,18 @@ class Question(Generic[T]):
         self._ended = 0.0
 
     async def answer(self, seconds: float | None) -> T:
-        """The answer, at most `SAME_SECONDS` old. Raises TimeoutError after so long, and what `ask` raises."""
+        """The answer, at most `SAME_SECONDS` old. Raises TimeoutError after so long, and what `ask` raises.
+
+        Raises Problem if the question is closed meanwhile. Naive: the cancellation of the task ends the visitor, too.
+        """
         task = self._task
         if task is None or task.get_loop() is not asyncio.get_running_loop() or self._is_old(task):
             task = self._task = asyncio.create_task(self._asked(), name=TASK)
             task.add_done_callback(lambda done: done.cancelled() or done.exception())  # there may be no one to hear it
         if not (await asyncio.wait({task}, timeout=seconds))[0]:
             raise TimeoutError
+        if task.cancelled():
+            raise Problem(503, "The dashboard ends", "It has closed its connections. Try again.", AGAIN_SECONDS)
         return task.result()
 
     async def close(self) -> None:

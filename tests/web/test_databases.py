@@ -309,6 +309,32 @@ async def test_a_question_is_asked_once_however_many_wait_and_leave() -> None:
     await question.close()
 
 
+@pytest.mark.promise("F410")
+async def test_the_end_of_the_dashboard_is_an_answer_to_those_who_wait(
+    dsn: str, both: tuple[Database, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: a mounted dashboard that is closed raises CancelledError in the application."""
+    asked = asyncio.Event()
+
+    async def hangs(self: Connections, ask: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Connections, "read", hangs)
+    for path, databases in (("/metrics", ()), ("/metrics", both), ("/", both)):
+        asked.clear()
+        async with dashboard_of(dsn, read_all, databases=databases) as made, browsing(made) as browser:
+            waiting = asyncio.create_task(browser.get(path, headers=JSON))
+            await asyncio.wait_for(asked.wait(), 60)
+            await made.close()
+            answer = await asyncio.wait_for(waiting, 60)
+            if path == "/":
+                titles = {each["verdict"]["title"] for each in answer.json()["items"]}
+                assert titles <= {"The dashboard ends", "The database does not answer"} and len(titles) > 0
+            else:
+                assert answer.status_code == 503 and "retry-after" in answer.headers
+
+
 # From an id to its database ------------------------------------------------------------------------------------------
 
 
