@@ -41,6 +41,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from math import inf
 from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
@@ -140,6 +141,8 @@ class Connections:
         self._used = 0
         self._outage = Outage()
         self.shared = SharedReads()
+        self.answered_at = -inf
+        """When this database has answered last, by `monotonic`."""
         self.on_standby = False
         """Whether what was asked last was answered by a standby."""
         self._returning = set[asyncio.Task[None]]()
@@ -162,6 +165,7 @@ class Connections:
         try:
             async with self._transaction(pool, is_change) as (conn, only_reads):
                 self._outage.answered(NAME)
+                self.answered_at = monotonic()
                 if only_reads and is_change:
                     raise _Stale if conn.opened_at < began else ReadOnly
                 return await ask(conn)

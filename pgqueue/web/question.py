@@ -25,6 +25,8 @@ from pgqueue.web.task_end import end
 T = TypeVar("T")
 
 SAME_SECONDS = 1.0
+KEPT_SECONDS = 60.0
+"""So long an answer is kept for those who cannot wait for the next one."""
 AGAIN_SECONDS = 5.0
 """For Retry-After, if the dashboard ends."""
 TASK = "pgqueue web question"
@@ -37,6 +39,7 @@ class Question(Generic[T]):
         self._ask = ask
         self._task: asyncio.Task[T] | None = None
         self._ended = 0.0
+        self._kept: T | None = None
 
     async def answer(self, seconds: float | None) -> T:
         """The answer, at most `SAME_SECONDS` old. Raises TimeoutError after so long, and what `ask` raises.
@@ -53,16 +56,26 @@ class Question(Generic[T]):
             raise Problem(503, "The dashboard ends", "It has closed its connections. Try again.", AGAIN_SECONDS)
         return task.result()
 
+    def kept(self) -> tuple[T, float] | None:
+        """The last answer while the next one is under way, and how many seconds old it is; None if it is too old.
+
+        A failure forgets it: what is away is not shown as if it were there.
+        """
+        age = monotonic() - self._ended
+        return None if self._kept is None or age > KEPT_SECONDS else (self._kept, age)
+
     async def close(self) -> None:
         """Ask no more."""
         task, self._task = self._task, None
         await end(task)
 
     async def _asked(self) -> T:
+        kept = None
         try:
-            return await self._ask()
+            kept = await self._ask()
+            return kept
         finally:
-            self._ended = monotonic()
+            self._ended, self._kept = monotonic(), kept
 
     def _is_old(self, task: asyncio.Task[T]) -> bool:
         return task.done() and monotonic() >= self._ended + SAME_SECONDS

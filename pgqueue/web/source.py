@@ -16,18 +16,21 @@ Why a request never reaches the database of another one:
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+from pgqueue.database.backoff import is_loss
 from pgqueue.databases import Database, within
+from pgqueue.steady_clock import monotonic
 from pgqueue.web.connections import Connections
 from pgqueue.web.live import Live
 from pgqueue.web.metrics import Metrics
-from pgqueue.web.problems import Problem, problem_of
+from pgqueue.web.problems import problem_of
 from pgqueue.web.question import Question
-from pgqueue.web.standing import Standing, standing
+from pgqueue.web.standing import Answer, Standing, standing
 
 ANSWER_SECONDS = 2.0
-"""So long the page of all waits for a database. One that is away says so within a second, mostly."""
+"""So long the page of all waits for a database. One that is away says so within a second, mostly. One that is slow
+is shown as it stood then."""
 
 
 class Source:
@@ -39,17 +42,28 @@ class Source:
         self.live = Live(self.connections)
         self.metrics = Metrics(self.connections, name)
         self._standing = Question(self._look)
+        self._number: int | None = None
         self._away_since: datetime | None = None
+        self._away_at = 0.0
 
-    async def standing(self) -> tuple[Standing | None, Problem | None, datetime | None]:
-        """How it stands; or why that is not known, and since when."""
+    async def standing(self) -> Answer:
+        """How it stands; or how it stood, if it is slow to say so; or why that is not known, and since when."""
         try:
-            found = await self._standing.answer(ANSWER_SECONDS)
+            found, as_of = await self._standing.answer(ANSWER_SECONDS), None
         except Exception as error:
-            self._away_since = self._away_since or datetime.now(UTC)
-            return None, problem_of(error), self._away_since
-        self._away_since = None
-        return found, None, None
+            kept = self._standing.kept() if isinstance(error, TimeoutError) else None
+            if kept is None:
+                return Answer(problem=problem_of(error), since=self._since(error), number=self._number)
+            found, as_of = kept[0], datetime.now(UTC) - timedelta(seconds=kept[1])
+        self._away_since, self._number = None, found.number
+        return Answer(found, as_of=as_of, number=self._number)
+
+    def _since(self, error: Exception) -> datetime:
+        """Since when its standing is not known. What it has answered meanwhile, to any page, has ended an outage."""
+        is_lost = isinstance(error, TimeoutError) or is_loss(error)
+        if self._away_since is None or (is_lost and self.connections.answered_at > self._away_at):
+            self._away_since, self._away_at = datetime.now(UTC), monotonic()
+        return self._away_since
 
     async def close(self) -> None:
         """End its streams and close its connections."""

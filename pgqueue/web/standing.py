@@ -6,6 +6,7 @@ Called by `source.py`, in one transaction that only reads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from pgqueue.admin.depth import Count, ameasured, queue_list
 from pgqueue.admin.doctor import Finding, adiagnosis
@@ -14,6 +15,7 @@ from pgqueue.admin.queries import astanding
 from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
+from pgqueue.web.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,21 @@ class Standing:
     oldest: float | None
     workers: int
     findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a database stands; or why that is not known, and since when.
+
+    `as_of`: the time of an older answer, while the next one is under way. `number`: the last one that the database has
+    said, also if it is away.
+    """
+
+    standing: Standing | None = None
+    problem: Problem | None = None
+    since: datetime | None = None
+    as_of: datetime | None = None
+    number: int | None = None
 
 
 async def standing(conn: object) -> Standing:

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -33,15 +34,16 @@ from pgqueue.admin.depth import Count
 from pgqueue.admin.doctor import Finding
 from pgqueue.config import config
 from pgqueue.databases import Database, current, named
-from pgqueue.errors import InvalidOption
+from pgqueue.errors import InvalidOption, SchemaMissing
 from pgqueue.pytest_plugin import Databases
 from pgqueue.web import Visitor, connections, dashboard, question, rendering
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.connections import Connections
+from pgqueue.web.metrics import SCRAPE_TIMEOUT
 from pgqueue.web.question import Question
 from pgqueue.web.routes import OF_ALL, ROUTES, SHARED, find
 from pgqueue.web.source import Source
-from pgqueue.web.standing import Standing
+from pgqueue.web.standing import Answer, Standing
 
 JSON = {"accept": "application/json"}
 AWAY = "postgresql://nobody@127.0.0.1:1/away?connect_timeout=2"
@@ -194,8 +196,9 @@ async def test_the_page_of_fifty_databases_is_small(monkeypatch: pytest.MonkeyPa
     )
     count = Count(123_456, False)
 
-    async def stands(self: Source) -> tuple[Standing, None, None]:
-        return Standing(7, count, count, 1234, 99_999, 86_400.0, 40, (finding,) * 9), None, None
+    async def stands(self: Source) -> Answer:
+        found = Standing(7, count, count, 1234, 99_999, 86_400.0, 40, (finding,) * 9)
+        return Answer(found, as_of=datetime.now(UTC), number=7)
 
     monkeypatch.setattr(Source, "standing", stands)
     many = tuple(Database(f"europe-customers-of-region-{n}", AWAY) for n in range(50))
@@ -260,29 +263,125 @@ async def test_each_time_that_it_is_away_has_its_own_begin(monkeypatch: pytest.M
 
     monkeypatch.setattr(Source, "_look", look)
     source = Source()
-    [(_, problem, first), (_, _, again)] = [await source.standing(), await source.standing()]
-    assert problem is not None and problem.title == "The database cannot be reached"
-    assert first is not None and first == again
+    first, again = await source.standing(), await source.standing()
+    assert first.problem is not None and first.problem.title == "The database cannot be reached"
+    assert first.since is not None and first.since == again.since
     is_away = False
-    found, problem, since = await source.standing()
-    assert found is not None and problem is None and since is None
+    found = await source.standing()
+    assert found.standing is not None and found.problem is None and found.since is None
     is_away = True
-    _, _, later = await source.standing()
-    assert later is not None and later > first
+    later = await source.standing()
+    assert later.since is not None and later.since > first.since
+    assert (await source.standing()).since == later.since
+
+
+@pytest.mark.promise("F410")
+async def test_an_answer_to_any_page_ends_the_time_that_it_is_away(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: the page of all, which saw no answer between two outages, says the begin of the first one."""
+    monkeypatch.setattr(question, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr("pgqueue.web.source.ANSWER_SECONDS", 60.0)
+    error: Exception = psycopg.OperationalError("away")
+
+    async def look(self: Source) -> Standing:
+        raise error
+
+    monkeypatch.setattr(Source, "_look", look)
+    source = Source(Database("a", dsn))
+
+    async def answers(conn: Any) -> None:
+        await conn.execute("SELECT 1")
+
+    first = await source.standing()
+    await source.connections.read(answers)
+    second = await source.standing()
+    assert first.since is not None and second.since is not None and second.since > first.since
+    assert (await source.standing()).since == second.since
+    error = SchemaMissing("no schema")  # it answers, and that is what is wrong
+    await source.connections.read(answers)
+    assert (await source.standing()).since == second.since
+    await source.close()
+
+
+@pytest.mark.promise("F447")
+async def test_one_that_is_slow_is_shown_as_it_stood(
+    dsn: str, both: tuple[Database, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: each answer comes after the page, and is too old for the next one. So the database is away for ever."""
+    monkeypatch.setattr(question, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr("pgqueue.web.source.ANSWER_SECONDS", 0.2)
+    count, held, told = Count(7, True), asyncio.Event(), asyncio.Event()
+    error: Exception | None = None
+
+    async def look(self: Source) -> Standing:
+        told.clear()
+        await held.wait()
+        told.set()
+        if error is not None:
+            raise error
+        return Standing(0, count, count, 0, 0, None, 0, ())
+
+    monkeypatch.setattr(Source, "_look", look)
+    async with over(both) as browser:
+        assert (await rows(browser))["a"]["verdict"]["title"] == "The database does not answer"
+        held.set()  # the answer comes after the page
+        await asyncio.wait_for(told.wait(), 60)
+        held.clear()
+        row = (await rows(browser))["a"]
+        assert (row["verdict"]["level"], row["waiting"]["n"]) == ("well", 7)
+        as_of = datetime.fromisoformat(row["as_of"])
+        assert (await rows(browser))["a"]["as_of"] is not None and as_of < datetime.now(UTC)
+        assert "As of <time" in (await browser.get("/")).text
+        monkeypatch.setattr(question, "KEPT_SECONDS", 0.0)
+        assert (await rows(browser))["a"]["verdict"]["title"] == "The database does not answer"
+        monkeypatch.setattr(question, "KEPT_SECONDS", 3_600.0)
+        assert (await rows(browser))["a"]["as_of"] is not None
+        error = psycopg.OperationalError("gone")
+        held.set()
+        await asyncio.wait_for(told.wait(), 60)
+        held.clear()
+        assert (await rows(browser))["a"]["verdict"]["level"] == "away", "a failure forgets what was kept"
 
 
 @pytest.mark.promise("F410")
 async def test_one_that_hangs_keeps_no_other_from_the_page(dsn: str, other_dsn: str) -> None:
     """Naive: each is waited for, or asked one after the other. The attempt to connect takes 30 s here."""
+
+    async def sound() -> bool:  # a busy machine
+        levels = await rows(browser)
+        return "away" not in (levels["a"]["verdict"]["level"], levels["b"]["verdict"]["level"])
+
+    is_sound: Callable[[], bool | Awaitable[bool]] = sound
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
         frozen = f"postgresql://app@127.0.0.1:{silent.getsockname()[1]}/x"
         async with over(named((f"frozen={frozen}", f"a={dsn}", f"b={other_dsn}"))) as browser:
+            await until(is_sound)
             found = await rows(browser)
-            while "away" in (found["a"]["verdict"]["level"], found["b"]["verdict"]["level"]):  # a busy machine
-                found = await rows(browser)
             assert found["frozen"]["verdict"]["title"] == "The database does not answer"
-            scraped = (await browser.get("/metrics")).text
+            scraped = (await browser.get("/metrics", headers={SCRAPE_TIMEOUT: "3"})).text
             assert 'database="a"' in scraped and 'database="frozen"' not in scraped
+
+
+@pytest.mark.promise("F410")
+@pytest.mark.parametrize("path", ["/", "/metrics"])
+async def test_all_are_asked_at_the_same_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: one after the other, so the third is asked when the first two have been waited for."""
+    monkeypatch.setattr("pgqueue.web.source.ANSWER_SECONDS", 3_600.0)
+    monkeypatch.setattr("pgqueue.web.metrics.ANSWER_SECONDS", 3_600.0)
+    asked, all_asked, may_end = set[Connections](), asyncio.Event(), asyncio.Event()
+
+    async def hangs(self: Connections, ask: Any) -> Any:
+        asked.add(self)
+        if len(asked) == 3:
+            all_asked.set()
+        await may_end.wait()
+        raise psycopg.OperationalError("away")
+
+    monkeypatch.setattr(Connections, "read", hangs)
+    async with over(tuple(Database(name, AWAY) for name in "abc")) as browser:
+        page = asyncio.create_task(browser.get(path))
+        await asyncio.wait_for(all_asked.wait(), 60)
+        may_end.set()
+        assert (await asyncio.wait_for(page, 60)).status_code == (200 if path == "/" else 503)
 
 
 @pytest.mark.promise("F410")
@@ -364,6 +463,48 @@ async def test_an_id_finds_its_database_by_the_number(
     async with over((*both, Database("nowhere", AWAY))) as browser:
         away = (await browser.get("/", params={"q": str((5 << 43) + 1)}, headers=JSON)).json()["search"]
         assert away["text"].startswith("No database that answers") and set(away["places"]) == {"nowhere"}
+
+
+@pytest.mark.promise("F411")
+async def test_an_id_leads_nowhere_while_one_that_is_away_may_have_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: the first database that answers is taken. All that were never numbered have the number 0."""
+    monkeypatch.setattr(question, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr("pgqueue.web.source.ANSWER_SECONDS", 60.0)
+    count, numbers, away = Count(0, True), {"a": 0, "b": 0, "c": 1}, {"b", "c"}
+
+    async def look(self: Source) -> Standing:
+        assert self.database is not None
+        if self.database.name in away:
+            raise psycopg.OperationalError("away")
+        return Standing(numbers[self.database.name], count, count, 0, 0, None, 0, ())
+
+    monkeypatch.setattr(Source, "_look", look)
+    async with over(tuple(Database(name, AWAY) for name in numbers)) as browser:
+
+        async def found(id: int = 7) -> Any:
+            answer = await browser.get("/", params={"q": str(id)}, headers=JSON)
+            return answer.headers.get("location") or answer.json()["search"]
+
+        search = await found()
+        assert "a has it; b and c may have it, and do not answer" in search["text"]
+        assert list(_names(search)) == ["a", "b", "c"]
+        away = set[str]()
+        assert "a and b have one number" in (await found())["text"]
+        away = {"b", "c"}
+        search = await found()
+        assert "a has it; b may have it, and does not answer" in search["text"] and list(_names(search)) == ["a", "b"]
+        numbers["b"], away = 2, set()
+        assert await found() == "/db/a/jobs/7"
+        away = {"b", "c"}
+        assert await found() == "/db/a/jobs/7", "each that is away has another number"
+        assert list(_names(await found((2 << 43) + 1))) == ["b"]
+        assert (await found((5 << 43) + 1))["text"].startswith("No database has the number 5")
+
+
+def _names(search: Any) -> list[str]:
+    """The databases that a search offers."""
+    places = search["places"]
+    return list(places) if isinstance(places, dict) else [each["database"] for each in places]
 
 
 # A request and its database ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from pgqueue.databases import Database
 from pgqueue.web import connections, metrics, question
 from pgqueue.web.connections import Connections
 from pgqueue.web.source import Source
-from pgqueue.web.standing import Standing
 
 JSON = {"accept": "application/json"}
 NAME = "pgqueue web"
@@ -110,8 +109,7 @@ async def test_the_row_of_a_database_is_back_after_its_link_fell_silent(
     source = Source(Database("a", wire.dsn), "a")
 
     async def answers() -> bool:
-        found, *_ = await source.standing()
-        return isinstance(found, Standing)
+        return (await source.standing()).standing is not None
 
     is_answered: Look = answers
     async with asyncio.timeout(120):
