@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from math import inf
 from typing import Any, LiteralString, TypeVar, cast
 
@@ -160,7 +160,15 @@ class Connections:
                 return await self._asked(ask, is_change=True, began=began)
         return await self._asked(ask, is_change=True, began=began)
 
+    def here(self) -> AbstractContextManager[None]:
+        """Within this block the current database is this one: for the configuration, and for lines of the log."""
+        return within(self._database)
+
     async def _asked(self, ask: Ask[T], *, is_change: bool, began: float = 0.0) -> T:
+        with self.here():
+            return await self._asked_here(ask, is_change, began)
+
+    async def _asked_here(self, ask: Ask[T], is_change: bool, began: float) -> T:
         pool = await self._opened()
         try:
             async with self._transaction(pool, is_change) as (conn, only_reads):
@@ -176,7 +184,7 @@ class Connections:
 
     def config(self) -> Config:
         """The configuration for this database, whichever one is the current one."""
-        with within(self._database):
+        with self.here():
             return config()
 
     async def close(self) -> None:

@@ -160,9 +160,11 @@ class Live:
                 if self.ending():
                     return
                 try:
-                    changed = await listener.changed()
+                    with self._connections.here():
+                        changed = await listener.changed()
                 except Exception as error:
-                    problem_of(error)  # logs what is neither of the request nor of the database
+                    with self._connections.here():
+                        problem_of(error)  # logs what is neither of the request nor of the database
                     await asyncio.sleep(LOOK_SECONDS)
                     continue
                 if changed:

@@ -19,7 +19,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from pgqueue.database.backoff import is_loss
-from pgqueue.databases import Database, within
+from pgqueue.databases import Database
 from pgqueue.steady_clock import monotonic
 from pgqueue.web.connections import Connections
 from pgqueue.web.live import Live
@@ -71,5 +71,4 @@ class Source:
         await self.connections.close()
 
     async def _look(self) -> Standing:
-        with within(self.database):
-            return await self.connections.read(standing)
+        return await self.connections.read(standing)

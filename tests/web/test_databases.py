@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -39,6 +40,7 @@ from pgqueue.pytest_plugin import Databases
 from pgqueue.web import Visitor, connections, dashboard, question, rendering
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.connections import Connections
+from pgqueue.web.listener import Listener
 from pgqueue.web.metrics import SCRAPE_TIMEOUT
 from pgqueue.web.question import Question
 from pgqueue.web.routes import OF_ALL, ROUTES, SHARED, find
@@ -248,6 +250,33 @@ async def test_one_that_is_away_is_a_row_that_says_so_since_when(
             eyes.conn.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(place))
         await until(stands("b", "All is well"))
         assert (await rows(browser))["b"]["since"] is None
+
+
+@pytest.mark.promise("F448")
+async def test_each_line_of_an_outage_names_its_database(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: a page of one database does, and the page of all, metrics and the streams do not."""
+    monkeypatch.setattr(connections, "SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 0.2)
+    said = list[tuple[str, str | None]]()
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            here = current.get()
+            said.append((record.getMessage()[:20], None if here is None else here.name))
+
+    notes = Notes(logging.WARNING)
+    logging.getLogger("pgqueue").addHandler(notes)
+    try:
+        for name, path in (("c", "/"), ("d", "/metrics"), ("e", "/db/e/queues")):
+            async with over((Database(name, AWAY), Database("ok", dsn))) as browser:
+                await browser.get(path)
+        source = Source(Database("f", AWAY))
+        with pytest.raises(psycopg.OperationalError):
+            await Listener(source.connections).changed()
+        await source.close()
+    finally:
+        logging.getLogger("pgqueue").removeHandler(notes)
+    assert said == [("the database is lost", name) for name in "cdef"]
 
 
 @pytest.mark.promise("F410")
