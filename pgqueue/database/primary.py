@@ -11,6 +11,8 @@ How a connection finds the primary (`connect`):
 2. The server is asked whether it only reads. A pooler may report what was true of another server.
 3. If it does, all hosts and addresses are tried for one that can be written.
 4. If there is none, the first connection is kept. Its user finds it read only, says so, and tries again later.
+5. A frozen server takes a connection and says nothing. So each server has `SEARCH_SECONDS` in step 3, unless the DSN or
+   the environment says how long a connection may take. Naive: whatever waits for step 3 waits for two minutes.
 
 How a primary is left that does not answer (`Primary`). Naive: each session waits until its own message is overdue, so
 those of a frozen server wait for 45 s, long after a standby was promoted.
@@ -51,6 +53,8 @@ A = TypeVar("A", bound=AsyncConnection[Any])
 ONLY_READS = "SHOW transaction_read_only"
 ASK_SECONDS = 10.0
 """Without an answer for so long the new connection is given up."""
+SEARCH_SECONDS = 3
+"""So long each server may take to be connected with, while one is looked for that can be written."""
 LEFT_SECONDS = 60.0
 """So long a server that was left for another one is not used again."""
 _VARIABLES = {"host": "PGHOST", "hostaddr": "PGHOSTADDR", "port": "PGPORT", "load_balance_hosts": "PGLOADBALANCEHOSTS"}
@@ -79,7 +83,7 @@ def connect(
         raise
     with suppress(OperationalError):
         if only_reads == "on":
-            primary = kind.connect(other, **options)
+            primary = kind.connect(other, **_searching(dsn, options))
             conn.close()
             return primary
     return conn
@@ -101,7 +105,7 @@ async def aconnect(kind: type[A], dsn: str, *, patience: float = ASK_SECONDS, **
         timer.cancel()
     with suppress(OperationalError):
         if only_reads == "on":
-            primary = await kind.connect(other, **options)
+            primary = await kind.connect(other, **_searching(dsn, options))
             await conn.close()
             return primary
     return conn
@@ -188,6 +192,13 @@ class Primary:
         with self._lock:
             if conn in self._at:
                 self._at[heir] = self._at[conn]
+
+
+def _searching(dsn: str, options: dict[str, Any]) -> dict[str, Any]:
+    """These options, for the search for a server that can be written."""
+    if names(dsn, "connect_timeout"):
+        return options
+    return options | {"connect_timeout": min(options.get("connect_timeout", SEARCH_SECONDS), SEARCH_SECONDS)}
 
 
 def _one_place(dsn: str) -> bool:

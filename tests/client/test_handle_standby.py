@@ -5,10 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 from servers import Server
-from standby import ask, pair
+from standby import ask, frozen_second, pair
 
 import pgqueue
 from pgqueue.database import migrations
+from pgqueue.steady_clock import monotonic
 
 WAIT = "SELECT count(pg_wal_replay_pause())"
 
@@ -44,3 +45,15 @@ def test_a_handle_asks_the_primary_of_two_and_else_reads_what_the_standby_has(
                 with pytest.raises(psycopg.errors.ReadOnlySqlTransaction, match="in a read-only transaction"):
                     change()
                 conn.rollback()
+
+
+@pytest.mark.promise("F421")
+def test_a_handle_reads_the_standby_while_the_primary_is_frozen(dsn: str) -> None:
+    """Naive: the state is waited for until the attempt to find the primary ends, after two minutes."""
+    with psycopg.connect(dsn) as conn:
+        job = pgqueue.enqueue(conn, "shop.mail")
+    began = monotonic()
+    with frozen_second(dsn) as address:
+        pgqueue.configure(dsn=address)
+        assert job.state == "available"
+    assert monotonic() - began < 60  # the machine may be busy

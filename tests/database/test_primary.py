@@ -10,10 +10,11 @@ from typing import Any, cast
 import psycopg
 import pytest
 from servers import Server
-from standby import Pair, pair
+from standby import Pair, frozen_second, pair
 
 from pgqueue.database import migrations, primary
-from pgqueue.database.primary import LEFT_SECONDS, Left, Primary
+from pgqueue.database.primary import LEFT_SECONDS, SEARCH_SECONDS, Left, Primary
+from pgqueue.steady_clock import monotonic
 from pgqueue.worker.worker import Worker
 
 
@@ -175,6 +176,32 @@ async def test_a_standby_that_stands_first_is_passed_over(both: Pair) -> None:
         assert conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
     async with asyncio.timeout(30), Worker(dsn=dsn, tasks=[]) as worker:
         assert worker.worker_id > 0
+
+
+@pytest.mark.promise("F337")
+async def test_a_frozen_second_server_leaves_the_connection_to_the_first(dsn: str) -> None:
+    """Naive: each attempt waits for two minutes. The limit is wide, because the machine may be busy."""
+    began = monotonic()
+    with frozen_second(dsn) as address:
+        async with asyncio.timeout(60):
+            async with await primary.aconnect(psycopg.AsyncConnection, address, autocommit=True) as aconn:
+                assert await (await aconn.execute("SHOW transaction_read_only")).fetchone() == ("on",)
+        with primary.connect(psycopg.Connection, address, autocommit=True) as conn:
+            assert conn.execute("SHOW transaction_read_only").fetchone() == ("on",)
+    assert monotonic() - began < 60
+
+
+@pytest.mark.promise("F337")
+def test_the_search_obeys_the_patience_of_the_address_and_the_shorter_one_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dsn = "host=a,b"
+    assert primary._searching(dsn, {"autocommit": True}) == {"autocommit": True, "connect_timeout": SEARCH_SECONDS}
+    assert primary._searching(dsn, {"connect_timeout": 10})["connect_timeout"] == SEARCH_SECONDS
+    assert primary._searching(dsn, {"connect_timeout": 2})["connect_timeout"] == 2
+    assert primary._searching(f"{dsn} connect_timeout=9", {}) == {}
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "9")
+    assert primary._searching(dsn, {}) == {}
 
 
 @pytest.mark.promise("F337")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from urllib.parse import urlencode
 
 import psutil
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servers import SETTINGS, memory
 from workers import wait_until
 
@@ -127,3 +129,16 @@ def alter(cluster: Cluster, name: str, value: str) -> None:
     with psycopg.connect(cluster.dsn(), autocommit=True) as conn:
         conn.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
         conn.execute("SELECT pg_reload_conf()")
+
+
+@contextmanager
+def frozen_second(dsn: str) -> Iterator[str]:
+    """An address of two servers: the first only reads; the second takes connections and says nothing."""
+    said = conninfo_to_dict(dsn)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        yield make_conninfo(
+            dsn,
+            host=f"{said['host']},127.0.0.1",
+            port=f"{said.get('port', 5432)},{frozen.getsockname()[1]}",
+            options="-c default_transaction_read_only=on",
+        )

@@ -12,12 +12,13 @@ import pytest
 from dashboards import SAME_SITE, browsing, dashboard_of, forms, press, reading
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from roles import Role, role
+from standby import frozen_second
 from workers import Eyes
 
 import pgqueue
 from pgqueue import Cron
 from pgqueue.errors import InvalidOption
-from pgqueue.web import dashboard
+from pgqueue.web import connections, dashboard
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.pages import changes
 from pgqueue.web.pages.changes import NOTICES
@@ -324,6 +325,17 @@ async def test_a_database_that_only_reads_is_read_and_is_changed_when_that_is_li
         eyes.do(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         answer = await browser.post("/pause", data={"queue": "default"}, headers=SAME_SITE)
     assert answer.status_code == 303
+
+
+@pytest.mark.promise("F352")
+async def test_the_pages_read_the_standby_while_the_primary_is_frozen(
+    dsn: str, ids: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: each page waits for the search for a server that can be written, and is an error."""
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 60.0)  # a busy machine; the naive attempt takes two minutes
+    with frozen_second(dsn) as address:
+        async with dashboard_of(address, lambda visitor: ACTIONS) as made, browsing(made) as browser:
+            assert (await browser.get("/queues")).status_code == 200
 
 
 @pytest.mark.promise("F352")
