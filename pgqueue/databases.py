@@ -37,6 +37,10 @@ _URL = re.compile(r"[a-z0-9+]+://|embedded:$")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
+_PATHS = frozenset(("login", "logout", "metrics", "static", "events"))
+"""What the dashboard has below its own path: no names of databases, because its public URL may end in `/db`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
     """A database by the name that the fleet has for it."""
@@ -77,6 +81,8 @@ def named(texts: Iterable[str]) -> tuple[Database, ...]:
                 f"database{shown}: write NAME=DSN, such as a=postgresql:///shop_a; a name has 1 to 40 lower-case "
                 "letters, digits, _ or -"
             )
+        if name in _PATHS:
+            raise InvalidOption(f"database {name!r}: the dashboard has a path of this name; choose another name")
         if name in found:
             raise InvalidOption(f"database {name!r} is named twice; each has a name of its own")
         found[name] = Database(name, dsn)

@@ -100,7 +100,7 @@ class Dashboard:
     # The one way of every request ----------------------------------------------------------------------------------
 
     async def _answer(self, request: Request) -> ASGIApp:
-        visit = visit_of(request, self._place, several=self._is_several)
+        visit = visit_of(request, self._place, [name for name in self.sources if name is not None])
         visit.source = self.sources.get(visit.name)
         try:
             return await self._allowed(request, visit)

@@ -5,7 +5,7 @@ Made by `dashboard.py` for every request, before anything is decided. Pure: it r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -51,14 +51,14 @@ class Visit:
         return f"{self.mount}/db/{self.name}" if self.source is not None and self.name is not None else self.mount
 
 
-def visit_of(request: Request, place: Place, *, several: bool) -> Visit:
-    """What a request says of itself. Rights and source are found out later."""
+def visit_of(request: Request, place: Place, names: Collection[str]) -> Visit:
+    """What a request says of itself. Rights and source are found out later. `names`: of the databases, if several."""
     scope = request.scope
     headers = _headers(request)
     address, scheme = client_of(_peer(request), str(scope.get("scheme", "http")), headers, place.trusted)
     mount = _mount(scope, place)
-    path = _stripped(_path(scope), mount, several)
-    found = find(request.method, path, several=several)
+    path = _stripped(_path(scope), mount, names)
+    found = find(request.method, path, several=bool(names))
     visitor = Visitor(request.method, path, headers, request.cookies, address, scheme, scope, found.database)
     is_json = rendering.wants_json(headers.get("accept", ""))
     return Visit(visitor, mount, is_json, NOBODY, found.route, found.parts, found.known, found.database)
@@ -87,12 +87,20 @@ def _path(scope: Scope) -> str:
     return path or "/"
 
 
-def _stripped(path: str, mount: str, several: bool) -> str:
+def _stripped(path: str, mount: str, names: Collection[str]) -> str:
     """The path of a page. A proxy may leave the path of the public URL before it, so it is taken off, unless the path
-    as it is names a page. Else the login would send a browser to the login for ever."""
-    if not mount or not (path == mount or path.startswith(f"{mount}/")) or find("GET", path, several=several).known:
+    as it is names a page. Else the login would send a browser to the login for ever.
+
+    If the public URL ends in `/db`, `/db/login` looks like a page of a database `login`. So a page is one of a database
+    that there is. Another name is left where it is unless the rest names a page: it is answered like a hidden one.
+    """
+    if not mount or not (path == mount or path.startswith(f"{mount}/")):
         return path
-    return path[len(mount) :] or "/"
+    rest = path[len(mount) :] or "/"
+    whole = find("GET", path, several=bool(names))
+    if whole.known and (whole.database in (None, *names) or not find("GET", rest, several=bool(names)).known):
+        return path
+    return rest
 
 
 def _headers(request: Request) -> dict[str, str]:

@@ -169,6 +169,51 @@ async def test_the_path_of_a_public_url_is_taken_off_before_that_of_a_database(b
 
 
 @pytest.mark.promise("F409")
+@pytest.mark.parametrize("root", ["/db", "/db/ops", "/ops"])
+async def test_the_login_below_a_public_url_is_found_whether_a_proxy_leaves_its_path_or_not(
+    both: tuple[Database, ...], root: str
+) -> None:
+    """Naive: `/db/login` is a page of a database `login`, which sends a browser to `/db/login` for ever."""
+    url = f"https://ops.example{root}"
+    async with dashboard_of(None, SECRETS, databases=both, public_url=url) as made, browsing(made) as browser:
+        for before in ("", root):
+            to_login = await browser.get(f"{before}/")
+            assert (to_login.status_code, to_login.headers["location"]) == (303, f"{root}/login")
+            assert (await browser.get(f"{before}/login")).status_code == 200
+            style = await browser.get(f"{before}/static/pgqueue.css")
+            assert style.status_code == 200 and "css" in style.headers["content-type"]
+            form = {"secret": SECRETS.operator, "next": "/"}
+            signed = await browser.post(f"{before}/login", data=form, headers=SAME_SITE)
+            assert signed.headers["location"] == f"{root}/"
+            scraped = await browser.get(f"{before}/metrics", headers=bearer(READER_SECRET))
+            assert scraped.status_code == 200 and "pgqueue_" in scraped.text
+            left = await browser.post(f"{before}/logout", headers=SAME_SITE | bearer(READER_SECRET))
+            assert left.headers["location"] == f"{root}/login"
+
+
+@pytest.mark.promise("F413")
+async def test_below_a_public_url_of_db_a_hidden_name_is_answered_like_an_unknown_one(
+    both: tuple[Database, ...],
+) -> None:
+    def only_a(visitor: Visitor) -> str | None:
+        return "read" if visitor.database == "a" else None
+
+    url = "https://ops.example/db"
+    async with dashboard_of(None, only_a, databases=both, public_url=url) as made, browsing(made) as browser:
+        for path in ("", "/", "/jobs", "/none", "/login", "/metrics"):
+            for before in ("/db", "/db/db"):
+                hidden, unknown = [await browser.get(f"{before}/{name}{path}") for name in ("b", "zzz")]
+                assert (hidden.status_code, hidden.content) == (unknown.status_code, unknown.content), path
+
+
+@pytest.mark.promise("F409")
+@pytest.mark.parametrize("name", ["login", "logout", "metrics", "static", "events"])
+def test_no_database_has_the_name_of_a_path_of_the_dashboard(name: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{name}.*choose another name"):
+        named([f"{name}=postgresql:///x"])
+
+
+@pytest.mark.promise("F409")
 async def test_with_one_database_nothing_is_below_another_path(dsn: str, other_dsn: str) -> None:
     one = named([f"b={other_dsn}"])
     async with dashboard_of(dsn, read_all, databases=one) as made, browsing(made) as browser:
