@@ -85,5 +85,6 @@ def _have(names: Sequence[str]) -> str:
 
 
 def _choice(query: str, text: str, names: Sequence[str] | Mapping[str, object]) -> dict[str, Any]:
-    places = {name: f"/db/{name}/jobs?{urlencode({'q': query})}" for name in names}
+    # A list, for redaction hides what stands under a key such as `tokens`.
+    places = [{"database": name, "place": f"/db/{name}/jobs?{urlencode({'q': query})}"} for name in names]
     return {"query": query, "text": text, "places": places}
