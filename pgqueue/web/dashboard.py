@@ -123,11 +123,7 @@ class Dashboard:
                     403, "Not allowed", f"You may not do this: it needs the right to {route and route.needs}."
                 )
         if route is None or (visit.name is not None and visit.source is None):
-            raise (
-                Problem(405, "Not possible", "This address does not take this method.")
-                if visit.known and visit.route is None
-                else _not_found()
-            )
+            raise _no_page(visit)
         if route.page is None or visit.source is None:
             return await self._own(request, visit, route)
         try:
@@ -152,8 +148,11 @@ class Dashboard:
             return rights
         if visit.name is not None:  # as if it may not see a database of this name
             return NOBODY
+        if visit.route is None:  # the same for each visitor: the application is not asked
+            raise _no_page(visit)
+        page = "metrics" if visit.route.name == "metrics" else ""
         names = [str(name) for name in self.sources]
-        asked = [replace(visitor, method="GET", path=f"/db/{name}/", database=name) for name in names]
+        asked = [replace(visitor, method="GET", path=f"/db/{name}/{page}", database=name) for name in names]
         rights_of_each = await asyncio.gather(*map(self._gate.enter, asked))
         visit.seen = {name: rights for name, rights in zip(names, rights_of_each, strict=True) if READ in rights}
         return frozenset.intersection(*visit.seen.values()) if visit.seen else NOBODY
@@ -269,6 +268,12 @@ class Dashboard:
             **cookie_settings(visit.visitor, visit.mount, self._place.public_url),
         )
         return response
+
+
+def _no_page(visit: Visit) -> Problem:
+    if visit.known and visit.route is None:
+        return Problem(405, "Not possible", "This address does not take this method.")
+    return _not_found()
 
 
 def _not_found() -> Problem:

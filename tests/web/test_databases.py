@@ -691,9 +691,31 @@ async def test_a_visitor_learns_of_no_database_that_it_may_not_see(dsn: str, bot
                     unknown.content,
                 ), path
     async with over(both, lambda visitor: None) as browser:
-        for path in ("/", "/metrics", "/db/a/", "/none"):
+        for path in ("/", "/metrics", "/db/a/"):
             answer = await browser.get(path)
             assert answer.status_code == 403 and "/db/" not in answer.text
+
+
+@pytest.mark.promise("F413")
+async def test_auth_is_asked_of_each_database_with_the_path_of_its_page(both: tuple[Database, ...]) -> None:
+    """Naive: metrics are asked for as the page of all, and one that allows them by their path loses them."""
+    asked = list[str]()
+
+    def scraper(visitor: Visitor) -> str | None:
+        asked.append(visitor.path)
+        return "read" if visitor.path.endswith("/metrics") and visitor.database == "a" else None
+
+    async with over(both, scraper) as browser:
+        for path, status in (("/metrics", 200), ("/db/a/metrics", 200), ("/db/b/metrics", 403), ("/", 403)):
+            answer = await browser.get(path)
+            assert answer.status_code == status, path
+            assert ('database="a"' in answer.text, 'database="b"' in answer.text) == (status == 200, False)
+        assert set(asked) == {f"/db/{name}/{page}" for name in "ab" for page in ("metrics", "")}
+        asked.clear()
+        for method, path, status in (("GET", "/none", 404), ("GET", "/jobs", 404), ("POST", "/metrics", 405)):
+            answer = await browser.request(method, path, headers=SAME_SITE)
+            assert (answer.status_code, "/db/" in answer.text) == (status, False), path
+        assert asked == [], "of what is no page the application is not asked"
 
 
 @pytest.mark.promise("F413")
