@@ -252,6 +252,14 @@ def resolve(dsn: str) -> str:
     return dsn
 
 
+async def aresolve(dsn: str) -> str:
+    """`resolve` on the loop: a thread is used for `embedded:` alone, because that starts a server. Threads of the loop
+    may all be busy with names of servers that do not resolve, and no other address waits for them."""
+    from asyncio import to_thread  # not at the top: slow to import for a process that only enqueues
+
+    return await to_thread(resolve, dsn) if dsn == EMBEDDED else resolve(dsn)
+
+
 def wheel_binaries(version: int) -> Path:
     """The directory of the wheel's PostgreSQL `version` (16 or 18). If it is not installed, Error names the extra."""
     try:

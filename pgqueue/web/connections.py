@@ -13,6 +13,9 @@ Why a page says within a second that the database is away, and why:
 4. If a connection was lost while it was idle, its transaction does not begin. Then the request takes another one, and
    nothing has been asked or changed by then. So no page is lost with a connection that was lost.
 5. A connection that was made after the request came is not replaced. So what it says is told, and there is an end.
+6. There is one such attempt to connect at a time, which requests share, and each leaves it after a moment. It is not
+   given up with them: the name of a server is resolved in a thread of the loop, which goes on. Naive: each request leaves
+   one more thread behind, until none is left in which another name can be resolved.
 
 A read costs three round trips and those of what is asked: BEGIN and the settings of the transaction are one message. A
 message of several statements is possible without parameters only.
@@ -146,6 +149,7 @@ class Connections:
         self.on_standby = False
         """Whether what was asked last was answered by a standby."""
         self._returning = set[asyncio.Task[None]]()
+        self._reaching: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def read(self, ask: Ask[T]) -> T:
@@ -190,7 +194,10 @@ class Connections:
     async def close(self) -> None:
         """Close the connections. The next request opens new ones."""
         pool, self._pool = self._pool, None
+        reaching, self._reaching = self._reaching, None
         if pool is not None and self._loop is asyncio.get_running_loop():
+            if reaching is not None:
+                reaching.cancel()
             await pool.close(CLOSE_SECONDS)
             if self._closing is not None:
                 self._closing.cancel()
@@ -234,13 +241,25 @@ class Connections:
         taking = asyncio.create_task(_begun(pool, is_change))
         try:
             if self._used == 0 and not (await asyncio.wait({taking}, timeout=SILENCE_SECONDS))[0]:
-                await _reached(self._dsn)
+                await self._reached()
             return await taking
         except BaseException:
             # To be cancelled takes a moment, and it may just have got a connection.
             taking.cancel()
             taking.add_done_callback(lambda done: self._return(pool, done))
             raise
+
+    async def _reached(self) -> None:
+        """Raise Unreachable, which says why, unless the database can be connected within ANSWER_SECONDS."""
+        if self._reaching is None or self._reaching.done():
+            self._reaching = asyncio.create_task(_reach(self._dsn))
+            self._reaching.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
+        attempt = self._reaching
+        if not (await asyncio.wait({attempt}, timeout=ANSWER_SECONDS))[0]:
+            raise Unreachable(f"{server_of(self._dsn)} does not answer")
+        if attempt.cancelled():
+            raise Unreachable(f"{server_of(self._dsn)}: the dashboard closes its connections")
+        attempt.result()
 
     def _return(self, pool: AsyncConnectionPool[_Pooled], taken: asyncio.Task[_Begun]) -> None:
         if not taken.cancelled() and taken.exception() is None:
@@ -253,10 +272,10 @@ class Connections:
         if self._loop is not loop:
             # A lock that no loop has waited on belongs to none.
             self._loop, self._pool, self._opening, self._used = loop, None, asyncio.Lock(), 0
+            self._reaching = None
         async with self._opening:
             if self._pool is None or self._pool.closed:
-                # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
-                dsn = await asyncio.to_thread(embedded.resolve, self.config().require_dsn())
+                dsn = await embedded.aresolve(self.config().require_dsn())
                 quieten(NAME, _Pooled, silent=True)  # each page says what is wrong, and the log what an outage is
                 pool: AsyncConnectionPool[_Pooled] = AsyncConnectionPool(
                     dsn,
@@ -322,13 +341,10 @@ async def _close_at_the_end(pool: AsyncConnectionPool[_Pooled]) -> None:
             await pool.close(CLOSE_SECONDS)
 
 
-async def _reached(dsn: str) -> None:
-    """Raise Unreachable, which says why, unless the database can be connected within ANSWER_SECONDS."""
+async def _reach(dsn: str) -> None:
+    """Connect with the database. Raises Unreachable, which says why not."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            conn = await AsyncConnection.connect(dsn, **OPTIONS)
-    except TimeoutError:
-        raise Unreachable(f"{server_of(dsn)} does not answer") from None
+        conn = await AsyncConnection.connect(dsn, **OPTIONS, connect_timeout=int(max(WAIT_SECONDS, ANSWER_SECONDS)))
     except psycopg.OperationalError as error:
         raise Unreachable(f"{server_of(dsn)}: {error}") from error
     await conn.close()

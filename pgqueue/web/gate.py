@@ -9,6 +9,8 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -50,6 +52,8 @@ class Gate:
         self._most = READER if read_only else OPERATOR
         self._clock = clock
         self.limit = LoginLimit()
+        # Not those of the loop: names of servers are resolved there, and what does not answer holds a thread for long.
+        self._threads = ThreadPoolExecutor(thread_name_prefix="pgqueue web auth")
 
     @property
     def has_login(self) -> bool:
@@ -89,7 +93,7 @@ class Gate:
             cookie = visitor.cookies.get(COOKIE)
             return rights_of_role(cookie and auth.role_of_cookie(cookie, self._clock()))
         try:
-            return rights_of(await _answer(auth, visitor))
+            return rights_of(await _answer(auth, visitor, self._threads))
         except Exception as error:  # whatever it is: a visitor whose rights are unknown is told nothing of it
             log.error("auth of the dashboard has failed; the visitor sees nothing", exc_info=error)
             raise Problem(500, "The dashboard has failed", "It cannot find out what you may see.") from error
@@ -116,11 +120,12 @@ class Gate:
             )
 
 
-async def _answer(auth: Function, visitor: Visitor) -> object:
-    """What the application's function answers. A plain one may ask a database, so it runs in a thread."""
+async def _answer(auth: Function, visitor: Visitor, threads: Executor) -> object:
+    """What the application's function answers. A plain one may ask a database, so it runs in one of these threads."""
     if inspect.iscoroutinefunction(auth) or inspect.iscoroutinefunction(getattr(auth, "__call__", None)):  # noqa: B004
         return await _awaited(auth(visitor))
-    return await _awaited(await asyncio.to_thread(auth, visitor))
+    asking = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, auth, visitor)
+    return await _awaited(await asking)
 
 
 async def _awaited(answer: Any) -> object:

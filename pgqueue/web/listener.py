@@ -83,7 +83,7 @@ class Listener:
             if dsn is None:
                 return
             self._conn = await AsyncConnection.connect(
-                await asyncio.to_thread(embedded.resolve, dsn),
+                await embedded.aresolve(dsn),
                 autocommit=True,
                 prepare_threshold=None,
                 client_encoding="utf8",

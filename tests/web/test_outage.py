@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
-from dashboards import reading
+from dashboards import browsing, dashboard_of, reading
 from workers import Eyes, until
 
+from pgqueue.databases import named
 from pgqueue.web import connections
 
 
@@ -43,3 +49,40 @@ async def test_an_outage_is_a_line_at_its_begin_and_one_at_its_end(
                 ...
             said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             assert [one[:20] for one in said] == ["the database is lost", "the database is back"], said
+
+
+@pytest.mark.promise("F410")
+async def test_names_that_do_not_resolve_stop_no_other_page(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: each request leaves an attempt behind, which holds a thread of the loop. Then a plain `auth` has none."""
+    monkeypatch.setattr(connections, "SILENCE_SECONDS", 0.01)
+    resolving, most, answered = Counter[str](), Counter[str](), threading.Event()
+    resolve, lock = socket.getaddrinfo, threading.Lock()
+
+    def resolved(host: Any, *args: Any, **options: Any) -> Any:
+        if "invalid" not in str(host):
+            return resolve(host, *args, **options)
+        with lock:
+            resolving[host] += 1
+            most[host] = max(most[host], resolving[host])
+        answered.wait()
+        with lock:
+            resolving[host] -= 1
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+    three = named([*(f"{name}=postgresql://app@{name}.invalid/x" for name in ("one", "two")), f"here={dsn}"])
+    try:
+        async with dashboard_of(None, lambda visitor: "read", databases=three) as made, browsing(made) as browser:
+            async with asyncio.timeout(60):
+                monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.05)
+                for _ in range(4):
+                    for name in ("one", "two"):
+                        gone = await browser.get(f"/db/{name}/queues")
+                        assert gone.status_code == 503 and "does not answer" in gone.text
+                monkeypatch.setattr(connections, "ANSWER_SECONDS", 30.0)
+                assert (await browser.get("/db/here/queues")).status_code == 200
+            assert max(most.values()) <= 2, "one of the pool, and one that all requests share"
+            answered.set()
+    finally:
+        answered.set()

@@ -668,7 +668,7 @@ async def test_a_request_waits_for_its_turn_while_others_have_all_connections(
             return eyes.one(held) == connections.CONNECTIONS_MOST
 
         await until(all_held)
-        monkeypatch.setattr(connections, "_reached", refused)  # not before: each of the others may try, if it is slow
+        monkeypatch.setattr(connections, "_reach", refused)  # not before: each of the others may try, if it is slow
         turn = asyncio.create_task(browser.get("/queues"))
         assert not (await asyncio.wait({turn}, timeout=2 * connections.SILENCE_SECONDS))[0]
         conn.rollback()
