@@ -1,6 +1,6 @@
 """A worker's log: to stderr, as text or JSON, or as a file for `logging.config.dictConfig` says.
 
-What handlers print stands beside it, in whole lines (`write_whole_lines`).
+What handlers print stands beside it, line by line (`write_whole_lines`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def set_up(level: str, form: str) -> None:
 
 
 def write_whole_lines() -> None:
-    """From now on what is printed comes with the end of its line, at once and in one piece.
+    """From now on what is printed comes with the end of its line, at once.
+
+    It comes in one piece if one `print` makes it of texts and numbers, and it fits in 8 KB: no other thread of Python
+    runs meanwhile. A longer text is handed on before its end. An object with a `__str__` in Python lets others run.
 
     Python alone does so on a terminal only. In a pipe it keeps 8 KB back, which are lost if the process is ended. With
     PYTHONUNBUFFERED a `print` is two writes, the text and its end, and a line of another thread may come between them.

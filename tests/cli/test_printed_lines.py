@@ -19,7 +19,12 @@ import pgqueue
 @pgqueue.task(name="prints")
 def prints(number: int) -> None:
     for line in range({LINES}):
-        print(f"job {{number}} line {{line}}")
+        if line % 2:
+            print(f"job {{number}} line {{line}}")
+        elif line % 100:
+            print("job", number, "line", line)
+        else:
+            print("job", number, "line", line, "x" * 7_900)
 
 @pgqueue.task(name="prints_and_stays")
 def prints_and_stays() -> None:
@@ -57,7 +62,8 @@ def test_lines_of_several_threads_are_whole_also_without_a_buffer(dsn: str, eyes
         process.kill()
         process.wait()
     lines = (tmp_path / "printed").read_text().splitlines()
-    wanted = {f"job {number} line {line}" for number in range(JOBS) for line in range(LINES)}
+    long = " " + 7_900 * "x"
+    wanted = {f"job {n} line {line}{'' if line % 100 else long}" for n in range(JOBS) for line in range(LINES)}
     assert sorted(wanted - set(lines)) == []
 
 
