@@ -10,6 +10,7 @@ import platform
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from importlib import metadata
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ import psutil
 import psycopg
 import psycopg.sql
 
+import pgqueue
 from pgqueue import distribution
 from pgqueue.database import embedded, migrations, statements
 
@@ -191,6 +193,7 @@ class Lab:
             "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
             "uvloop": metadata.version("uvloop"),
             "pgqueue": metadata.version(distribution.NAME),
+            "code": code(Path(pgqueue.__file__).parent, statements.sql_directory()),
             "machine": f"{psutil.cpu_count()} CPUs, {platform.system()} {platform.release()}",
             "load": [round(one, 2) for one in psutil.getloadavg()],
         }
@@ -198,6 +201,17 @@ class Lab:
     def _setting(self, name: str) -> str:
         row = self._admin.execute("SELECT current_setting(%s)", [name]).fetchone()
         return str(row[0]) if row else "?"
+
+
+def code(*folders: Path) -> str:
+    """Tells the code in these folders from another state of it: a digest of the names and the texts of its files."""
+    digest = sha256()
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                text = file.read_bytes()
+                digest.update(f"{file.relative_to(folder).as_posix()}\0{len(text)}\0".encode() + text)
+    return digest.hexdigest()[:16]
 
 
 def buffers(conn: psycopg.Connection[Any], application_name: str) -> int | None:

@@ -20,6 +20,7 @@ from bench.holders import HOLDERS, holding
 from bench.load import backlog
 from bench.run import Run
 from bench.samples import Sample, Side, alternate, percentile, ratio
+from bench.server import code
 from pgqueue.web.routes import ROUTES, match
 
 
@@ -83,13 +84,48 @@ def test_a_bench_that_was_interrupted_goes_on_with_what_is_left(
     assert CliRunner().invoke(main, ["idle", "--resume"]).exit_code == 2, "no file to go on with"
 
 
+@pytest.mark.promise("F442")
+@pytest.mark.parametrize("changed", ["code", "psycopg", "uvloop", "server", "python"])
+def test_figures_of_other_code_are_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Naive: the version is the same, and the file has figures of both."""
+    monkeypatch.setattr("bench.__main__.Lab", NoLab)
+    monkeypatch.setitem(SCENARIOS, "idle", lambda run: [])
+    arguments = ["idle", "--json", str(tmp_path / "bench.json")]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert CliRunner().invoke(main, [*arguments, "--resume"]).exit_code == 0
+    about = NoLab().about() | {changed: "other"}
+    monkeypatch.setattr(NoLab, "about", lambda self: dict(about))
+    refused = CliRunner().invoke(main, [*arguments, "--resume"])
+    assert refused.exit_code == 2 and f"made with {changed} '-'" in " ".join(refused.output.split())
+
+
+@pytest.mark.promise("F442")
+def test_the_code_is_another_when_a_file_of_it_is(tmp_path: Path) -> None:
+    package, sql = tmp_path / "package", tmp_path / "sql"
+    for folder in (package, sql):
+        (folder / "inner").mkdir(parents=True)
+    (package / "inner/a.py").write_text("a = 1")
+    before = code(package, sql)
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__/a.pyc").write_text("made of it")
+    assert code(package, sql) == before
+    (sql / "inner/a.sql").write_text("SELECT 1")
+    with_sql = code(package, sql)
+    (package / "inner/a.py").write_text("a = 2")
+    changed = code(package, sql)
+    (package / "inner/a.py").rename(package / "inner/b.py")
+    assert len({before, with_sql, changed, code(package, sql)}) == 4
+
+
 class NoLab:
     """In place of a server: nothing here measures."""
 
     def __init__(self, *_: object) -> None: ...
 
     def about(self) -> dict[str, Any]:
-        plain = {key: "-" for key in ("server", "python", "psycopg", "uvloop", "pgqueue", "machine")}
+        plain = {key: "-" for key in ("server", "python", "psycopg", "uvloop", "pgqueue", "code", "machine")}
         return {**plain, "settings": {}, "load": [0.0]}
 
     def close(self) -> None: ...
