@@ -3,9 +3,9 @@ BIN ?= .venv/bin
 
 UV ?= uv
 LOWEST = build/lowest
-# What the oldest packages may lack: the codec, schedules, the command line, the dashboard's door.
+# What the oldest packages may lack: the codec, schedules, the command line, the dashboard's door, Sentry.
 LOWEST_TESTS = tests/jobs tests/client tests/cli/test_help.py tests/cli/test_names.py tests/cli/test_reading.py \
-	tests/cli/test_exit_codes.py tests/web/test_access.py tests/web/test_pages.py tests/test_config.py
+	tests/cli/test_exit_codes.py tests/web/test_access.py tests/web/test_pages.py tests/test_config.py tests/telemetry/test_sentry.py
 
 .PHONY: check format lint types test second lowest
 
