@@ -515,6 +515,19 @@ def test_embedded_is_a_database_like_any_other(app: Path) -> None:
         assert worker.ends() == 0
 
 
+@pytest.mark.second
+@pytest.mark.promise("F439")
+def test_a_supervisor_on_embedded_signs_off_before_the_server_stops(app: Path) -> None:
+    if os.environ.get("PGQUEUE_TEST_DSN"):
+        pytest.skip("a server of the tests' own is used")
+    assert pgqueue("migrate", dsn="embedded:", cwd=app).returncode == 0
+    with working("shop", "--processes", "2", dsn="embedded:", cwd=app) as worker:
+        worker.says("ready: 2 worker processes")
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0
+    assert "is lost" not in worker.output and "could not sign off" not in worker.output
+
+
 def test_the_command_needs_no_console_script(dsn: str, app: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pgqueue", "version"], capture_output=True, text=True, env={"PGQUEUE_DSN": dsn}

@@ -138,6 +138,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if several:
         raise click.exceptions.Exit(_work_for(several, options, directory))
     if _is_supervisor(ctx, options):
+        _hold_embedded(given(ctx).get("dsn"))
         raise click.exceptions.Exit(_supervise(options, directory))
 
     if options["supervised"] is None:
@@ -237,6 +238,16 @@ def _is_supervisor(ctx: click.Context, options: Mapping[str, Any]) -> bool:
     """Whether this process shall keep others that work; not if it is one of those."""
     wanted = _said(ctx, "processes") or any(options[name] for name in ("memory_limit", "max_jobs", "reload"))
     return wanted and options["supervised"] is None
+
+
+def _hold_embedded(dsn: str | None) -> None:
+    """Use the server of `embedded:` until the end: the last worker, which ends before its supervisor, would stop it."""
+    from pgqueue.config import EMBEDDED
+
+    if (dsn or os.environ.get("PGQUEUE_DSN")) == EMBEDDED:
+        from pgqueue.database import embedded
+
+        embedded.resolve(EMBEDDED)
 
 
 def _supervise(options: Mapping[str, Any], directory: Path) -> int:
