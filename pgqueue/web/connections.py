@@ -14,8 +14,8 @@ Why a page says within a second that the database is away, and why:
    nothing has been asked or changed by then. So no page is lost with a connection that was lost.
 5. A connection that was made after the request came is not replaced. So what it says is told, and there is an end.
 6. There is one such attempt to connect at a time, which requests share, and each leaves it after a moment. It is not
-   given up with them: the name of a server is resolved in a thread of the loop, which goes on. Naive: each request leaves
-   one more thread behind, until none is left in which another name can be resolved.
+   given up with them: the name of a server is resolved in a thread of the loop, which goes on. Naive: each request
+   leaves one more thread behind, until none is left in which another name can be resolved.
 
 A read costs three round trips and those of what is asked: BEGIN and the settings of the transaction are one message. A
 message of several statements is possible without parameters only.

@@ -34,6 +34,7 @@ T = TypeVar("T")
 class _Reads:
     """The reads of one event loop by name: those that run, and those that wait for these."""
 
+    loop: asyncio.AbstractEventLoop | None = None
     running: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     next: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
@@ -42,15 +43,14 @@ class SharedReads:
     """Reads for all visitors of this process."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._reads = _Reads()
 
     async def read(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` finds out from now on, or what another visitor's of this name does."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._reads = loop, _Reads()
-        reads = self._reads  # another thread with a loop of its own may make new ones meanwhile
+        reads = self._reads  # once: another thread, with a loop of its own, may replace them meanwhile
+        if reads.loop is not loop:
+            reads = self._reads = _Reads(loop)
         task = reads.next.get(name)
         if task is None or task.done():  # one that was cancelled before it began is done, too
             task = reads.next[name] = loop.create_task(_in_turn(reads, name, ask))
