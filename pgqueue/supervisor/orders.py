@@ -177,8 +177,7 @@ class Orders:
         while self._dead:
             asked = sorted(self._dead)
             [rows] = await self._session.run(self._statement("orders_dead", workers=asked))
-            for worker_id, beat in rows:
-                await self._rescue.rescue(worker_id, beat, "has no process any more")
+            await self._rescue.rescue_all(rows, "has no process any more")
             # Workers that had a live row are looked up again, until none of them has one.
             self._dead.difference_update(set(asked) - {worker_id for worker_id, _ in rows})
 

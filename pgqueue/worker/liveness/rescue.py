@@ -10,6 +10,13 @@ worker claimed while it was being declared dead. Every step may be repeated, and
    moved. From then on it can neither claim nor send heartbeats, and its completions find their rows gone.
 3. Its running jobs are moved, in batches. A notification lets fetchers start at position zero.
 
+Many workers may die at once, and sessions of some may not end. No worker waits for the sessions of another:
+1. Each worker has its own `rescue`, and all go on at once. A pause is that of one worker alone.
+2. All speak over one session, one step after the other, first come, first served. So all sessions are told before any
+   pause is over, and what the session does besides waits for one step at most.
+3. One worker is rescued here once at a time (`_under_way`). The judge reports it again while its sessions are told, and
+   a look for stray jobs may find it. A second walk would take jobs as started that did not start (`first`).
+
 If the server refuses to move a job, as because a trigger of the application raises, that job stays where it is, and
 every other one is moved (see mover). It is tried again with the next rescue. If a rescue of a worker has to rest after
 many such jobs, the next one begins behind these. If an open transaction has inserted the id of a job, as after a
@@ -22,8 +29,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from math import inf
+from typing import Any
 
 import psycopg
 
@@ -75,6 +83,10 @@ class Rescue:
         self._notice = Notice("cannot be given back")
         self._left: dict[int, LeftAlone[int]] = {}
         """Of a worker: the jobs that the last rescue left alone before it rested; the next one begins behind them."""
+        self._under_way: set[int] = set()
+        """Workers that are being rescued here."""
+        self._turn = asyncio.Lock()
+        """Held for a step of a rescue, and never in a pause."""
         self._strays_at = 0.0
         self.woken = asyncio.Event()
         """Set if a rescue has left a job that `strays` should come back to soon."""
@@ -89,24 +101,54 @@ class Rescue:
         """
         # The next report may come before all of these are rescued: it counts on, and takes nothing away here.
         reports = self._reports = {worker_id: self._reports.get(worker_id, 0) + 1 for worker_id, _ in dead}
-        for worker_id, beat in dead:
-            try:
-                if leads or reports[worker_id] >= REPORTS or await self._leading(worker_id):
-                    await self.rescue(worker_id, beat)
-                    self._acted()
-            except Exception as error:
-                if not (transient(error) or of_data(error) or refuses_row(error)):
-                    raise
-                log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, without_values(error))
+        due = [
+            (worker_id, beat)
+            for worker_id, beat in dead
+            if worker_id not in self._under_way
+            and (leads or reports[worker_id] >= REPORTS or await self._tried(worker_id, self._leading(worker_id)))
+        ]
+        await _together(self._tried(worker_id, self._act(worker_id, beat)) for worker_id, beat in due)
+
+    async def _tried(self, worker_id: int, step: Awaitable[bool]) -> bool:
+        """What this step of a rescue answers. False if it has failed, and the next heartbeat may try again."""
+        try:
+            return await step
+        except Exception as error:
+            if not (transient(error) or of_data(error) or refuses_row(error)):
+                raise
+            log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, without_values(error))
+            return False
+
+    async def _act(self, worker_id: int, beat: int) -> bool:
+        done = await self.rescue(worker_id, beat)
+        self._acted()
+        return done
 
     async def _leading(self, worker_id: int) -> bool:
         [[(leads,)]] = await self._session.run(self._session.link.statement("rescue_leader", worker_id=worker_id))
         return bool(leads)
 
     async def rescue(self, worker_id: int, beat: int, why: str = "gave no sign of life") -> bool:
-        """Rescue the jobs of a worker whose counter was `beat`. False if it has moved since or the row is gone."""
+        """Rescue the jobs of a worker whose counter was `beat`.
+
+        False if the counter has moved since, the row is gone, or this worker is being rescued here.
+        """
+        if worker_id in self._under_way:
+            return False
+        self._under_way.add(worker_id)
+        try:
+            await self._disarm(worker_id, beat)
+            async with self._turn:
+                return await self._give_back(worker_id, beat, why)
+        finally:
+            self._under_way.discard(worker_id)
+
+    async def rescue_all(self, dead: Iterable[tuple[int, int]], why: str) -> None:
+        """Rescue the jobs of these workers, (worker id, counter), all at once."""
+        await _together(self.rescue(worker_id, beat, why) for worker_id, beat in dead)
+
+    async def _give_back(self, worker_id: int, beat: int, why: str) -> bool:
         link = self._session.link
-        await self._disarm(worker_id, beat)
         locked, _ = await self._session.run(
             link.statement("rescue_lock", worker_id=worker_id, beat=beat),
             link.statement("rescue_mark", worker_id=worker_id, beat=beat),
@@ -122,14 +164,13 @@ class Rescue:
 
     async def _disarm(self, worker_id: int, beat: int) -> None:
         """End the worker's sessions. Sessions we may not end keep their locks; the jobs are rescued all the same."""
-        disarm = self._session.link.statement("rescue_disarm", worker_id=worker_id, beat=beat)
         try:
-            [[(told, refused)]] = await self._session.run(disarm)
+            told, refused = await self._tell(worker_id, beat)
             for pause in END_PAUSES:
                 if not told:
                     break
                 await asyncio.sleep(pause)
-                [[(told, refused)]] = await self._session.run(disarm)
+                told, refused = await self._tell(worker_id, beat)
         except psycopg.errors.InsufficientPrivilege as error:
             log.warning("worker %d: its sessions could not be ended: %s; %s", worker_id, without_values(error), GRANT)
             return
@@ -142,6 +183,14 @@ class Rescue:
                 plural(told, "session of it has", "sessions of it have"),
                 sum(END_PAUSES),
             )
+
+    async def _tell(self, worker_id: int, beat: int) -> tuple[int, int]:
+        """Tell its sessions to end. Answers how many were told, and how many could not be."""
+        async with self._turn:
+            [[(told, refused)]] = await self._session.run(
+                self._session.link.statement("rescue_disarm", worker_id=worker_id, beat=beat)
+            )
+        return told, refused
 
     async def strays(self) -> float | None:
         """Rescue jobs claimed by workers that are already marked dead.
@@ -156,6 +205,8 @@ class Rescue:
         seldom = min(DEAR_SHARE * self._session.took, SELDOM_SECONDS)
         self._strays_at = monotonic() + seldom if seldom > STRAYS_SECONDS else 0.0
         for (worker_id,) in found:
+            if worker_id in self._under_way:
+                continue
             if moved := await self._move(worker_id):
                 jobs = plural(moved, "job that it had claimed meanwhile was", "jobs that it had claimed meanwhile were")
                 log.warning("worker %d is dead: %s given back", worker_id, jobs)
@@ -188,3 +239,10 @@ class Rescue:
         if moved:
             self._rescued()
         return moved
+
+
+async def _together(rescues: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Run all of them to their ends; then raise the first error, if there was one."""
+    for outcome in await asyncio.gather(*rescues, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
