@@ -5,7 +5,8 @@ worker claimed while it was being declared dead. Every step may be repeated, and
 1. The dead worker's sessions are ended, by pid *and* start time: a suspended process keeps its locks and could commit.
    Sessions of another role may not be ours to end. That is only logged: the fence of the dead worker no longer holds.
    They are told until none is left. A session that is told once sends a last message, and waits for room in its socket.
-   A stopped process makes no room: its session keeps its locks until it is told again.
+   A stopped process makes no room: its session keeps its locks until it is told again. If it has not ended in time,
+   the jobs are moved all the same, and the looks for stray jobs tell it again (`_stuck`).
 2. The worker's row is locked against claims (they hold it FOR KEY SHARE) and marked dead, unless its counter has
    moved. From then on it can neither claim nor send heartbeats, and its completions find their rows gone.
 3. Its running jobs are moved, in batches. A notification lets fetchers start at position zero.
@@ -85,6 +86,8 @@ class Rescue:
         """Of a worker: the jobs that the last rescue left alone before it rested; the next one begins behind them."""
         self._under_way: set[int] = set()
         """Workers that are being rescued here."""
+        self._stuck: dict[int, int] = {}
+        """Rescued workers with sessions that have not ended yet, each with its counter."""
         self._turn = asyncio.Lock()
         """Held for a step of a rescue, and never in a pause."""
         self._strays_at = 0.0
@@ -177,6 +180,7 @@ class Rescue:
         if refused:
             log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
         if told:
+            self._stuck[worker_id] = beat
             log.warning(
                 "worker %d: %s not ended in %.0f s: its locks stay until then",
                 worker_id,
@@ -193,10 +197,17 @@ class Rescue:
         return told, refused
 
     async def strays(self) -> float | None:
-        """Rescue jobs claimed by workers that are already marked dead.
+        """Rescue jobs claimed by workers that are already marked dead. Sessions that have not ended are told again.
 
         Answers the seconds until it should come again, if a job was left that may go soon.
         """
+        for worker_id, beat in list(self._stuck.items()):
+            try:
+                told, _ = await self._tell(worker_id, beat)
+            except psycopg.errors.InsufficientPrivilege:  # the rescue has said what to grant
+                told = 0
+            if not told:
+                self._stuck.pop(worker_id, None)
         if monotonic() < self._strays_at:
             return None
         self._again_soon = False

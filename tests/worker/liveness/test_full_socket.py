@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from psycopg import pq
-from workers import Eyes, Taker, wait_until
+from workers import Eyes, Taker, until, wait_until
 
 from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.liveness.rescue import Rescue
@@ -82,6 +82,29 @@ async def test_a_session_with_a_full_socket_is_told_to_end_until_it_has_ended(ds
         assert stopped.waits_for() is None
         assert eyes.one("SELECT pg_try_advisory_xact_lock(7)")
     assert eyes.states() == {"available": 1}
+    await rescuer.close()
+    await victim.close()
+
+
+@pytest.mark.promise("F24")
+async def test_a_session_that_has_not_ended_in_time_is_told_again_by_the_looks_for_stray_jobs(
+    dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive rescue is over after its last pause: the session keeps its locks as long as its client is stopped."""
+    monkeypatch.setattr("pgqueue.worker.liveness.rescue.END_PAUSES", ())
+    rescuer, victim = Taker(dsn), Taker(dsn)
+    sessions = "UPDATE pgqueue.worker SET sessions = jsonb_build_array(jsonb_build_object('pid', %s)) WHERE id = %s"
+    with with_a_full_socket(dsn, eyes) as stopped:
+        eyes.do(sessions, stopped.pid, victim.worker_id)
+        rescue = Rescue(rescuer.session, notify=True, rescued=lambda: None)
+        assert await rescue.rescue(victim.worker_id, 0)
+        await until(lambda: stopped.waits_for() == "ClientWrite")
+        assert not eyes.one("SELECT pg_try_advisory_xact_lock(7)")
+        await rescue.strays()
+        await until(lambda: stopped.waits_for() is None)
+        assert eyes.one("SELECT pg_try_advisory_xact_lock(7)")
+        await rescue.strays()
+        assert rescue._stuck == {}
     await rescuer.close()
     await victim.close()
 
