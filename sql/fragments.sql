@@ -111,6 +111,26 @@ FROM (
     ) AS sized
 ) AS summed
 
+-- name: erred_steps
+-- The durable steps of the jobs of `erred`, as JSON: a text may quote what a step has answered. If those of a job are more than a page of it
+-- shows, or have no room, an object says so instead of them. Their sizes are summed, the small ones first.
+SELECT sized.id, CASE
+    WHEN sized.n <= 200 AND sum(sized.size) OVER (ORDER BY sized.size, sized.id ROWS UNBOUNDED PRECEDING) <= %(room)s::bigint THEN (
+        SELECT json_agg(json_build_object('name', s.name, 'at', s.created_at, 'result', pgqueue.text_of(s.result)))
+        FROM pgqueue.step_rows(sized.id, sized.enqueued_at) AS s)
+    ELSE json_build_array(json_build_object(
+        'name', '', 'at', sized.enqueued_at, 'result', json_build_object('pgqueue', 'not shown: its steps')::text))
+    END AS steps
+FROM (
+    SELECT jobs.id, jobs.enqueued_at, count(*) AS n, sum(CASE
+        WHEN s.result IS NULL THEN 0
+        WHEN pg_column_size(s.result) <= 10000 THEN coalesce(octet_length(pgqueue.text_of(s.result)), 1000000000)
+        ELSE 1000000000 END) AS size
+    FROM (SELECT DISTINCT id, enqueued_at FROM erred) AS jobs
+    CROSS JOIN LATERAL (SELECT * FROM pgqueue.step_rows(jobs.id, jobs.enqueued_at) LIMIT 201) AS s
+    GROUP BY jobs.id, jobs.enqueued_at
+) AS sized
+
 -- name: no_job
 -- The columns of `claimed` in a row that holds a summary instead of a job.
 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL

@@ -38,6 +38,8 @@ LIMIT_MOST = 10_000
 ROOM = 64 << 20
 """So many bytes the arguments, headers and results of a page take. They are read at once; those of the largest jobs are
 not shown."""
+STEPS_ROOM = 1 << 20
+"""So many bytes the answers of steps take beside the errors of a list of jobs."""
 
 _PLACE = re.compile(
     r"(\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-][\d:]{2,8}(?: BC)?|-?infinity)/(\d{1,19})", re.ASCII
@@ -336,7 +338,7 @@ def read_one(rows: list[Row]) -> JobInfo | None:
         return None
     job, attempts, said, steps = rows[0]
     row = json.loads(job) | {"said": said and json.loads(said)}
-    return read_job(row, tuple(map(_attempt, json.loads(attempts))), tuple(map(_step, json.loads(steps))))
+    return read_job(row, tuple(map(_attempt, json.loads(attempts))), read_steps(json.loads(steps)))
 
 
 def searching(schema: str, room: int = ROOM, **given: Unpack[Criteria]) -> Steps[Page]:
@@ -478,6 +480,11 @@ def read_job(row: Mapping[str, Any], attempts: tuple[Attempt, ...] = (), steps: 
 
 def _attempt(row: Mapping[str, Any]) -> Attempt:
     return Attempt(**shown.timed(row, Attempt))
+
+
+def read_steps(rows: Iterable[Mapping[str, Any]]) -> tuple[JobStep, ...]:
+    """The durable steps of these rows."""
+    return tuple(map(_step, rows))
 
 
 def _step(row: Mapping[str, Any]) -> JobStep:

@@ -9,11 +9,13 @@ What is hidden:
 2. In texts (errors, tracebacks, reasons, keys, messages) what follows such a name: `password=…`, `"token": "…"`,
    `--secret …`. What is not one plain value (a list, a call, a cookie) is hidden to the end of its line. Also the
    password of a URL, and what follows `Bearer` or `Basic` and looks like a token.
-3. A text or a number of 4 characters or more that was hidden by 1 or 5, in every text of the same item: an error often
+3. A text or a number of 4 characters or more that was hidden by 1 or 6, in every text of the same item: an error often
    quotes the argument.
 4. All texts of an item whose arguments, headers or result were too large to be read: what they hide is unknown. Also
    those of an item with very many hidden values: to look for each in each text would take minutes.
-5. What the application's own function replaces. It is asked for every value of an item with its path, containers
+5. The end of a text that was cut, when it was stored or before `…`, if it is the beginning of a value of 3: 4
+   characters or more.
+6. What the application's own function replaces. It is asked for every value of an item with its path, containers
    before what is in them. If it raises, the value is hidden.
 
 A key stands in several places: in its job (`rate_key`), as what the job waits for (`key`), on the pages of locks and of
@@ -29,13 +31,14 @@ import fnmatch
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from pgqueue.config import safe
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs.outcomes import MESSAGE_MOST
 from pgqueue.plain_text import plain
 
 log = logging.getLogger("pgqueue")
@@ -47,6 +50,13 @@ DEFAULT_PATTERNS = (
 )  # fmt: skip
 LEAST = 4
 """A shorter hidden value is not looked for in other texts: it would be found in half of them."""
+
+CUT = "…"
+"""Stands where a part of a text was left out."""
+CUTS_MOST = 200
+"""So many places where something was left out are looked at, the last ones."""
+END_MOST = 10_000
+"""So many of the last characters of a text are looked at for the beginning of a hidden value."""
 
 FOUND_MOST = 100
 """So many hidden values, in all their spellings, are looked for in the other texts of their item."""
@@ -170,12 +180,17 @@ class Redaction:
             return [self._texts(path, each, hidden) for each in value]
         if not isinstance(value, str) or _is_name(path):
             return value
-        return self._text(value, hidden)
+        return self._text(value, hidden, is_error=path[:1] not in [(name,) for name in _FOREIGN])
 
-    def _text(self, text: str, hidden: Iterable[str]) -> str:
+    def _text(self, text: str, hidden: Sequence[str], *, is_error: bool) -> str:
+        was_cut = len(text) >= MESSAGE_MOST
         for each in hidden:
             if each in text:
                 text = text.replace(each, HIDDEN)
+        if is_error and (was_cut or CUT in text):
+            *pieces, last = text.rsplit(CUT, CUTS_MOST)
+            text = CUT.join([*(_without_begun(each, hidden) for each in pieces), last])
+            text = _without_begun(text, hidden) if was_cut else text
         if not self.patterns:
             return text
         text = _BEARER.sub(rf"\1\2{HIDDEN}", text)
@@ -209,6 +224,19 @@ class Redaction:
         if not self.patterns:
             return None
         return re.compile("|".join(fnmatch.translate(each) for each in self.patterns), re.IGNORECASE)
+
+
+def _without_begun(text: str, hidden: Iterable[str]) -> str:
+    """The text without an end that is the beginning of a hidden value."""
+    end = cut = len(text.rstrip())
+    for each in hidden:
+        at = text.find(each[:LEAST], max(0, end - min(len(each), END_MOST)), end)
+        while 0 <= at < cut:
+            if each.startswith(text[at:end]):
+                cut = at
+                break
+            at = text.find(each[:LEAST], at + 1, end)
+    return text if cut == end else text[:cut] + HIDDEN + text[end:]
 
 
 def _unread(item: Any) -> bool:

@@ -379,3 +379,87 @@ async def test_a_secret_is_on_no_page_and_in_no_json(dsn: str, conn: psycopg.Con
         assert "hunter2" in (await browser.get(f"/jobs/{failed.id}")).text
         found = await browser.get("/jobs?error=HUNTER2&arg=to=Ada", headers={"accept": "application/json"})
         assert [job["id"] for job in found.json()["items"]] == [failed.id]
+
+
+QUOTED = [
+    (json.dumps({"card_token": "zq0letters" * 80 + "z"}), None, "the card '%s' is refused", "card_token"),
+    (json.dumps({"password": "firstlinesecret\nsecond"}), None, "\n the password %s is wrong", "password"),
+    ("{}", '{"session_token": "zq0stepsecret"}', "the session %s has ended", "session_token"),
+    (json.dumps({"card_token": "zq0letters" * 150}), None, "x" * 600 + "%s", "card_token"),
+    (json.dumps({"card_token": "zq0letters" * 150}), None, "the end " * 60 + "\n%s", "card_token"),
+    (json.dumps({"card_token": "zq0lettersecret"}), None, "y" * 1993 + " %s", "card_token"),
+]
+"""Arguments, the answer of a step, an error that quotes a secret, and the name of that secret."""
+
+
+@pytest.mark.promise("F138")
+async def test_no_cut_of_an_error_shows_a_part_of_a_secret(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    """A long secret, one of several lines, one that a step has answered, and one that storing the error has cut."""
+    ids = []
+    for n, (args, step, said, name) in enumerate(QUOTED):
+        secret = json.loads(step or args)[name]
+        message = (said % secret)[:2000]
+        [[id]] = conn.execute(
+            "WITH made AS (INSERT INTO pgqueue.job (state, task, finished_at, bin, reason, args, attempt) "
+            "VALUES ('failed', 't', now(), 0, 'error', %s::jsonb, 1) RETURNING id, enqueued_at), tried AS ("
+            "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin,"
+            " outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', 'Refused', %s "
+            "FROM made), stepped AS (INSERT INTO pgqueue.job_step (job_id, enqueued_at, name, result) "
+            "SELECT id, enqueued_at, 'login', %s::jsonb FROM made WHERE %s::text IS NOT NULL) SELECT id FROM made",
+            [args, message, step, step],
+        ).fetchall()
+        ids.append(id)
+        conn.execute(
+            "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, message, first_at, last_at, count, "
+            "job_ids) VALUES (%s, 'q', 't', 'Refused', %s, now(), now(), 1, ARRAY[%s::bigint])",
+            [str(n), message[:500], id],
+        )
+    conn.commit()
+    async with reading(dsn) as browser:
+        for path in ("/", "/errors", "/task?name=t", "/jobs?state=failed", *(f"/jobs/{id}" for id in ids)):
+            for accept in ("text/html", "application/json"):
+                text = (await browser.get(path, headers={"accept": accept})).text
+                assert "Refused" in text and "zq0" not in text, (path, accept, text[text.find("zq0") - 200 :][:300])
+        items = (await browser.get("/errors", headers={"accept": "application/json"})).json()["items"]
+        messages = {each["job_ids"][0]: each["message"] for each in items}
+        listed = (await browser.get("/jobs?state=failed", headers={"accept": "application/json"})).json()["items"]
+    assert messages == {each["id"]: each["error"]["message"] for each in listed}
+    shown = [messages[id] for id in ids]
+    assert shown[:3] == [
+        f"the card '{HIDDEN}' is refused",
+        f"the password {HIDDEN} is wrong",
+        f"the session {HIDDEN} has ended",
+    ]
+    assert shown[3:] == ["x" * 500, "the end " * 60, "y" * 500]
+
+
+@pytest.mark.promise("F138")
+async def test_steps_that_are_not_read_hide_the_error(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    """Too many of them, or one that is too large. Those of another job do not."""
+    cases = {"few": (200, 7), "many": (201, 7), "large": (1, 20_000)}
+    for name, (n, size) in cases.items():
+        conn.execute(
+            "WITH made AS (INSERT INTO pgqueue.job (state, task, finished_at, bin, reason, attempt) "
+            "VALUES ('failed', %s, now(), 0, 'error', 1) RETURNING id, enqueued_at), tried AS ("
+            "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin,"
+            " outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', 'Refused', 'no' "
+            "FROM made) INSERT INTO pgqueue.job_step (job_id, enqueued_at, name, result) SELECT id, enqueued_at, n, "
+            "to_jsonb((SELECT string_agg(md5(n::text || m), '') FROM generate_series(1, %s) AS m)) "
+            "FROM made, generate_series(1, %s) AS n",
+            [name, size // 7, n],
+        )
+    conn.commit()
+    async with reading(dsn) as browser:
+        items = (await browser.get("/jobs?state=failed", headers={"accept": "application/json"})).json()["items"]
+    assert {each["task"]: each["error"]["message"] for each in items} == {"few": "no", "many": HIDDEN, "large": HIDDEN}
+
+
+@pytest.mark.promise("F138")
+@pytest.mark.parametrize(
+    ("end", "shown"), [("abcd", HIDDEN), ("abc", "abc"), ("abcdefg", HIDDEN), ("abcdefgx", "abcdefgx")]
+)
+def test_the_end_of_a_cut_error_hides_the_beginning_of_a_secret(end: str, shown: str) -> None:
+    item = {"args": {"token": "abcdefgh"}, "reason": " " * (2000 - len(end)) + end}
+    assert DEFAULT.shown(item)["reason"].lstrip(" ") == shown
+    assert DEFAULT.shown(item | {"reason": "x abcd"})["reason"] == "x abcd", "an error that was not cut"
+    assert DEFAULT.shown(item | {"reason": f"x {end}… y"})["reason"] == f"x {shown}… y"

@@ -25,6 +25,7 @@ from pgqueue.admin.queries import Page as Found
 from pgqueue.jobs.states import ASKED, ENDED, RETRYING
 from pgqueue.jobs.values import digits, length
 from pgqueue.web.connections import Connections
+from pgqueue.web.pages.causes import first_line
 from pgqueue.web.pages.page import Asked, Page, TooDeep, part_of, plain, read_time
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
@@ -115,10 +116,14 @@ async def _found(conn: object, given: dict[str, Any]) -> tuple[Found, dict[int, 
 def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> dict[str, Any]:
     """The job without its attempts. Its last error is hidden as on the page of the job: by the job's own values."""
     attempts = [] if error is None else [{name: error[name] for name in ("error_type", "message")}]
-    item = redaction.shown(plain(job) | {"key": job.key and redaction.awaited(job.key), "attempts": attempts})
+    also = {"attempts": attempts, "steps": [] if error is None else error["steps"]}
+    item = redaction.shown(plain(job) | {"key": job.key and redaction.awaited(job.key), **also})
     shown = item.pop("attempts")
+    said = shown[0] if shown else None
+    if isinstance(said, dict) and said["message"]:
+        said = said | {"message": first_line(str(said["message"]))}
     del item["steps"]  # a search does not read them
-    return dict(item) | {"error": shown[0] if shown else None}
+    return dict(item) | {"error": said}
 
 
 async def _fit(asked: Asked, found: Found, counts: dict[str, Count] | None, actions: Sequence[str]) -> Count | None:
