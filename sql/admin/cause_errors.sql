@@ -3,6 +3,7 @@
 -- name: cause_errors_list
 -- These jobs, each with what its last attempt said that has failed so: with this class, else this outcome. As JSON; without those that are
 -- not there, or have no such attempt. The text is not cut to its first line here: first it is hidden as a whole.
+-- The arguments, headers and results take `room` bytes at most, and the steps as many: those that have none say so.
 WITH asked AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::bigint[], %(types)s::text[]) AS asked (job_id, error_type)
 ), found AS MATERIALIZED (
@@ -23,6 +24,6 @@ SELECT coalesce(json_agg(json_build_object(
     'error_type', erred.error_type, 'message', erred.message, 'job', to_json(shown), 'steps', coalesce(stepped.steps, '[]'))), '[]')::text
 FROM erred
 JOIN (
-    SELECT {{shown}} FROM (SELECT *, true AS has_room, {{shown_sizes}} FROM found OFFSET 0) AS job
+    {{found_shown}}
 ) AS shown ON shown.id = erred.id
 LEFT JOIN stepped ON stepped.id = erred.id;

@@ -463,3 +463,31 @@ def test_the_end_of_a_cut_error_hides_the_beginning_of_a_secret(end: str, shown:
     assert DEFAULT.shown(item)["reason"].lstrip(" ") == shown
     assert DEFAULT.shown(item | {"reason": "x abcd"})["reason"] == "x abcd", "an error that was not cut"
     assert DEFAULT.shown(item | {"reason": f"x {end}… y"})["reason"] == f"x {shown}… y"
+
+
+@pytest.mark.promise("F64", "F138")
+async def test_causes_read_few_bytes_and_leave_out_the_largest(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    """And where what causes say cannot be read, the other parts of the pages are shown."""
+    conn.execute(
+        "WITH made AS (INSERT INTO pgqueue.job (task, state, finished_at, bin, reason, attempt, args) "
+        "SELECT 't', 'failed', now(), 0, 'error', 1, "
+        "jsonb_build_object('a', n, 'b', repeat('x', CASE WHEN n % 5 = 0 THEN 600000 ELSE 7 END)) "
+        "FROM generate_series(1, 20) AS n RETURNING id, enqueued_at, args), tried AS ("
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin,"
+        " outcome, error_type, message) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', 'E', 'no ' || "
+        "(args->>'a') FROM made) INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, first_at, "
+        "last_at, count, job_ids) SELECT id::text, 'q', 't', 'E', now(), now(), (args->>'a')::int, ARRAY[id] FROM made"
+    )
+    conn.commit()
+    async with reading(dsn) as browser:
+        items = (await browser.get("/errors", headers={"accept": "application/json"})).json()["items"]
+        assert len(items) == 20
+        large = [each["message"] for each in items if each["count"] % 5 == 0]
+        assert sorted(large) == sorted([f"no {next(n for n in (5, 10, 15, 20) if f'no {n}' in large)}", *[HIDDEN] * 3])
+        assert all(each["message"] == f"no {each['count']}" for each in items if each["count"] % 5)
+        conn.execute("ALTER FUNCTION pgqueue.step_rows RENAME TO gone")
+        conn.commit()
+        for path in ("/", "/errors", "/task?name=t"):
+            answer = await browser.get(path)
+            assert answer.status_code == 200 and answer.text.count("A part of this page is missing") == 1, path
+            assert HIDDEN in answer.text and "no 1<" not in answer.text

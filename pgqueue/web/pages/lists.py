@@ -14,7 +14,7 @@ from pgqueue.errors import InvalidOption
 from pgqueue.jobs import cron
 from pgqueue.web.pages import causes
 from pgqueue.web.pages.jobs import moment
-from pgqueue.web.pages.page import Asked, Page, plain, rows_of
+from pgqueue.web.pages.page import Asked, Page, plain, rows_of, said_of
 
 TICKS_SHOWN = 3
 
@@ -60,10 +60,10 @@ async def errors(asked: Asked) -> Page:
     }
     versions = await asked.read(aversions)
     shown = rows.of(found)
-    errors = await asked.read(lambda conn: acause_errors(conn, shown))
-    said = causes.messages(errors, shown, asked.redaction)
+    errors, problem = await asked.part(lambda conn: acause_errors(conn, shown))
+    said = causes.messages(errors or [], shown, asked.redaction)
     items = [
         plain(each) | {"message": said.get(each.fingerprint), "is_new": brought(versions, each.first_version)}
         for each in shown
     ]
-    return Page("errors.html", items, {"after": rows.after(found)}, view)
+    return Page("errors.html", items, {"after": rows.after(found), "problems": said_of(problem)}, view)

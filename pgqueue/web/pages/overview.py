@@ -27,16 +27,14 @@ from pgqueue.web.pages.figures import QUERIES, figures
 from pgqueue.web.pages.findings import told, verdict
 from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.longest import along_runs, longest
-from pgqueue.web.pages.page import Asked, Page, part_of, plain
+from pgqueue.web.pages.page import Asked, Page, part_of, plain, said_of
 from pgqueue.web.pages.queue import STEADY
 from pgqueue.web.pages.queues_in_need import first_ones, queues
 from pgqueue.web.pages.waits import single, waits
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
 
-_Happened = tuple[
-    list[HistoryRow], list[ErrorGroup], list[CauseError], list[DepthRow], list[Version], dict[str, str | None]
-]
+_Happened = tuple[list[HistoryRow], list[ErrorGroup], list[DepthRow], list[Version], dict[str, str | None]]
 
 MINUTES_SHOWN = 15
 CAUSES_SHOWN = 5
@@ -50,10 +48,10 @@ async def overview(asked: Asked) -> Page:
     known = numbers or _nothing()
     shown = first_ones(known)
     (status, no_status), (diagnosis, no_diagnosis), (happened, no_history) = read.status, read.diagnosis, read.happened
-    ran, no_ran = read.ran
-    history, causes, errors, depths, versions, keys = (None, None, [], None, [], {}) if happened is None else happened
-    said = messages(errors, causes or [], asked.redaction)
-    problems = _distinct(no_numbers, no_status, no_diagnosis, no_history, no_ran)
+    (ran, no_ran), (errors, no_errors) = read.ran, read.errors
+    history, causes, depths, versions, keys = (None, None, None, [], {}) if happened is None else happened
+    said = messages(errors or [], causes or [], asked.redaction)
+    problems = [each for each in (no_numbers, no_status, no_diagnosis, no_history, no_errors, no_ran) if each]
     if status is None and diagnosis is None and history is None:
         raise problems[0]
     states: list[Any] = []
@@ -84,7 +82,7 @@ async def overview(asked: Asked) -> Page:
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": hour,
             "charts": plain(last_hour(history, versions)) if history else None,
-            "problems": [_said(problem) for problem in problems],
+            "problems": said_of(*problems),
         },
         {
             "box": (WIDTH, HEIGHT),
@@ -104,6 +102,7 @@ class _Read:
     status: tuple[Status | None, Problem | None]
     diagnosis: tuple[Diagnosis | None, Problem | None]
     happened: tuple[_Happened | None, Problem | None]
+    errors: tuple[list[CauseError] | None, Problem | None]
     ran: tuple[Any, Problem | None]
 
 
@@ -116,17 +115,18 @@ async def _read(connections: Connections) -> _Read:
         part_of(connections, lambda conn: adiagnosis(conn, known)),
         part_of(connections, lambda conn: _happened(conn, names)),
     )
-    return _Read(numbers, status, diagnosis, happened, await part_of(connections, along_runs))
+    causes = [] if happened[0] is None else happened[0][1]
+    errors = await part_of(connections, lambda conn: acause_errors(conn, causes))
+    return _Read(numbers, status, diagnosis, happened, errors, await part_of(connections, along_runs))
 
 
 async def _happened(conn: object, queues: Sequence[str]) -> _Happened:
-    """The last hour, the causes of its failures, the last one first, their newest errors, how many jobs waited in these
-    queues, versions, and the only lock, limit and rate for which jobs wait."""
+    """The last hour, the causes of its failures, the last one first, how many jobs waited in these queues, versions,
+    and the only lock, limit and rate for which jobs wait."""
     since = datetime.now(UTC) - timedelta(hours=1)
     causes = await aerror_groups(conn, since=since, limit=CAUSES_SHOWN)
-    errors = await acause_errors(conn, causes) if causes else []
     depths = await adepths(conn, queues, since) if queues else []
-    return await ahistory(conn, by="all"), causes, errors, depths, await aversions(conn), await asingle_keys(conn)
+    return await ahistory(conn, by="all"), causes, depths, await aversions(conn), await asingle_keys(conn)
 
 
 def _cause(
@@ -162,12 +162,3 @@ def _minute(row: HistoryRow) -> dict[str, Any]:
 
 def _hour(rows: Sequence[HistoryRow]) -> dict[str, int]:
     return {name: sum(getattr(row, name) or 0 for row in rows) for name in SUMMED}
-
-
-def _distinct(*problems: Problem | None) -> list[Problem]:
-    """The problems, each text once: parts may have failed for the same reason."""
-    return list({problem.text: problem for problem in problems if problem is not None}.values())
-
-
-def _said(problem: Problem) -> dict[str, Any]:
-    return {"title": problem.title, "text": problem.text}

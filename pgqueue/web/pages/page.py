@@ -126,6 +126,12 @@ async def part_of(connections: Connections, ask: Ask[T]) -> tuple[T | None, Prob
         return None, problem_of(error)
 
 
+def said_of(*problems: Problem | None) -> list[dict[str, str]]:
+    """What a page says of the parts that are missing, each text once: parts may have failed for the same reason."""
+    distinct = {problem.text: problem for problem in problems if problem is not None}
+    return [{"title": each.title, "text": each.text} for each in distinct.values()]
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """The data of a page. As JSON it is `{"items": […], …}` with the fields of `more`, as the command line prints it.

@@ -29,11 +29,12 @@ from pgqueue.admin.task_history import (
 from pgqueue.admin.versions import Version, aversions, brought, newest
 from pgqueue.jobs import histogram
 from pgqueue.web import charts
+from pgqueue.web.connections import Connections
 from pgqueue.web.durations import Durations, durations
 from pgqueue.web.pages import causes
 from pgqueue.web.pages.history import ATTEMPTS, ENDED, EXTENTS, RANGES, WAITS, begin, change_mark, version_marks, wait
 from pgqueue.web.pages.jobs import TABS, hides_class
-from pgqueue.web.pages.page import Asked, Page, plain, rows_of
+from pgqueue.web.pages.page import Asked, Page, part_of, plain, rows_of, said_of
 from pgqueue.web.panel import UNCOUNTED, Drawing
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import HIDDEN, Redaction
@@ -90,9 +91,11 @@ async def task(asked: Asked) -> Page:
     step, length, number = RANGES[range_]
     now = datetime.now(UTC)
     first = begin(now, length) - (number - 1) * length
-    read = await asked.read_shared(partial(_read, name, first, step), "task", name, first, step)
+    read, errors, no_errors = await asked.shared(
+        repr(("task", name, first, step)), partial(_read_with_errors, name, first, step)
+    )
     rows, versions, groups = read.rows, read.versions, read.groups[:CAUSES_MOST]
-    messages = causes.messages(read.errors, groups, asked.redaction)
+    messages = causes.messages(errors or [], groups, asked.redaction)
     last = newest(versions)
     drawing = Drawing(charts.steps(rows, first, length, number), length, now)
     figures, split = _figures(rows, UNITS[step], first, now, last)
@@ -115,6 +118,7 @@ async def task(asked: Asked) -> Page:
         "states": [{"state": state, "query": urlencode({"state": state, "task": name})} for state in TABS],
     }
     more = {"first": first, "charts": plain(drawn), "durations": plain(_durations(rows, split, UNITS[step]))}
+    more |= {"problems": said_of(no_errors)}
     return Page(
         "task.html", [item], more, {"range": range_, "extents": EXTENTS, "more_causes": len(read.groups) > CAUSES_MOST}
     )
@@ -124,19 +128,25 @@ async def task(asked: Asked) -> Page:
 class _Read:
     rows: list[HistoryRow]
     groups: list[ErrorGroup]
-    errors: list[CauseError]
     recorded: list[AuditEntry]
     is_paused: bool
     versions: list[Version]
 
 
+async def _read_with_errors(
+    name: str, first: datetime, step: Unit, connections: Connections
+) -> tuple[_Read, list[CauseError] | None, Problem | None]:
+    """What the page of a task is made of, with what its causes say if that can be read. All visitors share it: nothing
+    is hidden."""
+    read = await connections.read(partial(_read, name, first, step))
+    return read, *await part_of(connections, lambda conn: acause_errors(conn, read.groups[:CAUSES_MOST]))
+
+
 async def _read(name: str, first: datetime, step: Unit, conn: object) -> _Read:
-    """What the page of a task is made of. All visitors share it: nothing is hidden."""
     groups = await aerror_groups(conn, task=name, since=first, limit=CAUSES_MOST + 1)
     return _Read(
         await ahistory(conn, since=first, task=name, step=step, by="all"),
         groups,
-        await acause_errors(conn, groups[:CAUSES_MOST]),
         await aaudit(conn, since=first, limit=CHANGES_MOST),
         await atask_paused(conn, name),
         await aversions(conn),
