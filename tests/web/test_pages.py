@@ -311,7 +311,9 @@ async def test_filters_stand_in_the_url_and_pages_reach_the_last_job(dsn: str, c
         path: str | None = "/jobs?queue=&state=available&limit=3"
         while path is not None:
             seen += [job["id"] for job in await items(browser, path)]
-            links = [link for link in (await page(browser, path)).links if link.startswith("/jobs?") and "after=" in link]
+            links = [
+                link for link in (await page(browser, path)).links if link.startswith("/jobs?") and "after=" in link
+            ]
             assert all("state=available" in link and "limit=3" in link for link in links)
             path = links[0] if links else None
         assert seen == jobs[::-1]
@@ -410,7 +412,9 @@ async def test_pages_in_the_order_of_a_time_reach_the_last_job(
         path: str | None = f"/jobs?state={state}&limit=2"
         while path is not None:
             seen += [job["id"] for job in await items(browser, path)]
-            links = [link for link in (await page(browser, path)).links if link.startswith("/jobs?") and "after=" in link]
+            links = [
+                link for link in (await page(browser, path)).links if link.startswith("/jobs?") and "after=" in link
+            ]
             path = links[0] if links else None
         assert seen == ([] if state == "retrying" else jobs[::-1])
 
