@@ -22,32 +22,42 @@ WITH RECURSIVE walked (key, place) AS (
     (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_scheduled WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
     UNION ALL
     (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
-), named AS (
-    SELECT substr(key, 6) AS key FROM walked WHERE starts_with(key, 'lock:' || %(begins)s::text) UNION SELECT lock_key FROM holder
+), parts AS (
+    SELECT substr(key, 6) AS key, NULL::json AS job, NULL::timestamptz AS since, NULL::bigint AS id, false AS behind,
+           NULL::smallint AS rank, NULL::timestamptz AS enqueued_at, NULL::timestamptz AS run_at
+    FROM walked WHERE starts_with(key, 'lock:' || %(begins)s::text)
+    UNION ALL
+    SELECT h.lock_key, json_build_object(
+               'id', h.id, 'task', h.task, 'queue', h.queue, 'state', h.state, 'worker', h.worker_id,
+               'process', w.host || ':' || w.pid, 'age', extract(epoch FROM pgqueue.now() - h.since)::float8),
+           h.since, h.id, false, NULL, NULL, NULL
+    FROM holder h LEFT JOIN pgqueue.worker w ON w.id = h.worker_id
+    UNION ALL
+    SELECT lock_key, NULL, NULL, id, true, rank, enqueued_at, run_at FROM taken WHERE behind
+), named AS MATERIALIZED (
+    -- Grouped, not joined: all that is known of a key comes together in one pass, whatever the planner expects of the rows.
+    SELECT key, coalesce(json_agg(job ORDER BY since, id) FILTER (WHERE job IS NOT NULL), '[]') AS holders,
+           count(*) FILTER (WHERE behind) AS behind,
+           (array_agg(id ORDER BY rank, id) FILTER (WHERE behind))[1] AS id,
+           (array_agg(enqueued_at ORDER BY rank, id) FILTER (WHERE behind))[1] AS enqueued_at,
+           (array_agg(run_at ORDER BY rank, id) FILTER (WHERE behind))[1] AS run_at
+    FROM parts
+    WHERE %(key)s::text IS NULL OR key = %(key)s::text
+    GROUP BY key HAVING NOT bool_and(behind)
 ), listed AS (
-    SELECT named.key,
-           (SELECT coalesce(json_agg(json_build_object(
-                'id', h.id, 'task', h.task, 'queue', h.queue, 'state', h.state, 'worker', h.worker_id,
-                'process', w.host || ':' || w.pid, 'age', extract(epoch FROM pgqueue.now() - h.since)::float8)
-                ORDER BY h.since, h.id), '[]')
-            FROM holder h LEFT JOIN pgqueue.worker w ON w.id = h.worker_id WHERE h.lock_key = named.key) AS holders,
-           (SELECT count(*) FROM (
-                SELECT FROM taken WHERE taken.lock_key = named.key AND behind
-                UNION ALL
-                (SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds LIMIT 10001)
-                LIMIT 10001) AS line) AS waiting,
+    SELECT named.key, named.holders,
+           (SELECT least(10001, named.behind + count(*)) FROM (
+                SELECT FROM pgqueue.job_blocked b WHERE b.key = 'lock:' || named.key AND NOT b.holds LIMIT 10001) AS line) AS waiting,
            first.id AS next, first.waited
     FROM named
     LEFT JOIN LATERAL (
         SELECT id, {{waited}} AS waited FROM (
-            (SELECT 1 AS part, rank, id, enqueued_at, run_at FROM taken WHERE taken.lock_key = named.key AND behind
-             ORDER BY rank, id LIMIT 1)
+            SELECT 1 AS part, named.id, named.enqueued_at, named.run_at WHERE named.behind > 0
             UNION ALL
-            (SELECT 2, b.rank, b.id, b.enqueued_at, b.run_at FROM pgqueue.job_blocked b
+            (SELECT 2, b.id, b.enqueued_at, b.run_at FROM pgqueue.job_blocked b
              WHERE b.key = 'lock:' || named.key AND NOT b.holds ORDER BY b.rank, b.id LIMIT 1)
             ORDER BY 1 LIMIT 1) AS j
     ) AS first ON true
-    WHERE %(key)s::text IS NULL OR named.key = %(key)s::text
 )
 SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::text FROM listed;
 

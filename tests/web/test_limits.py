@@ -6,11 +6,14 @@ import re
 from html import unescape
 from typing import Any
 
+import psycopg
 import pytest
 from dashboards import SAME_SITE, browsing, dashboard_of, forms, press, reading, without_our_script
 from roles import Role, role
 from workers import Eyes
 
+from pgqueue.admin.locks import locks
+from pgqueue.database.statements import text
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.pages.changes import NOTICES
 
@@ -308,3 +311,37 @@ async def test_a_key_is_found_by_its_first_letters_beside_very_many_and_a_hidden
 
         assert await keys("name=zoo") == await keys("lock=zoo:7") == ["zoo:7"]
         assert await keys("name=tok") == await keys("name=token:a") == [] == await keys("name=zoo:8")
+
+
+async def test_where_a_list_cannot_be_read_the_others_are_shown(dsn: str, eyes: Eyes, declared: None) -> None:
+    eyes.do("ALTER TABLE pgqueue.worker RENAME COLUMN host TO gone")
+    async with reading(dsn) as browser:
+        page = await browser.get("/limits")
+        asked = (await browser.get("/limits", headers={"accept": "application/json"})).json()
+    assert page.status_code == 200 and page.text.count("A part of this page is missing") == 1
+    assert (asked["items"], [each["name"] for each in asked["limits"]]) == ([], ["api"])
+    assert [each["name"] for each in asked["rates"]] == ["mail"] and len(asked["problems"]) == 1
+
+
+def test_many_locks_are_listed_in_one_pass(conn: psycopg.Connection[Any]) -> None:
+    """The work grows with the jobs, and not with their square: chains of four jobs a key, all running."""
+    conn.execute(
+        "INSERT INTO pgqueue.job_running (state, task, worker_id, claim, started_at, lock_key, key, holds) "
+        "SELECT 'running', 't', 1, 1, now(), 'k' || n / 4, CASE WHEN n %% 4 > 0 THEN 'lock:k' || n / 4 END, n %% 4 = 0 "
+        "FROM generate_series(0, 3999) AS n",
+        [],
+    )
+    given = {"key": None, "begins": ""}
+    [[plan]] = conn.execute(
+        f"EXPLAIN (ANALYZE, TIMING off, FORMAT json) {text('locks_list', 'pgqueue')}".encode(), given
+    ).fetchall()
+    rows = {each.key: each for each in locks(conn)}
+    assert len(rows) == 1000 and {(len(each.holders), each.waiting) for each in rows.values()} == {(1, 3)}
+    assert _read(plan[0]["Plan"]) < 50 * 4000
+
+
+def _read(node: dict[str, Any]) -> float:
+    """So many rows the steps of a plan have looked at."""
+    own = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
+    seen = float(sum(node.get(name, 0) for name in own) * node["Actual Loops"])
+    return seen + sum(map(_read, node.get("Plans", ())))

@@ -6,16 +6,18 @@ letters because it is not printable, has no buttons: a form would have to contai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pgqueue.admin.limit_jobs import Kind, alimit_jobs
 from pgqueue.admin.limits import Pace, Setting, achange, achange_rate, alimits, arates
 from pgqueue.admin.locks import alocks, arelease
-from pgqueue.web.pages.page import Asked, Page, lists_of, plain
+from pgqueue.web.pages.page import Asked, Page, lists_of, part_of, plain, said_of
 from pgqueue.web.problems import Problem
+
+T = TypeVar("T")
 
 PLACE = "/limits"
 FIRST = {"locks": 15, "limits": 15, "rates": 15}
@@ -30,13 +32,11 @@ async def limits(asked: Asked) -> Page:
     only, begins, lists = asked.value("lock"), asked.value("name") or "", lists_of(asked, FIRST)
     if only is not None and _is_hidden(asked, "lock", ("key",), only):
         raise Problem(400, "This cannot be asked", "this key is redacted, so it cannot be asked for")
-    locks = (
-        await asked.read_shared(partial(alocks, key=only, begins=begins), "locks", only, begins)
-        if lists.has("locks")
-        else []
+    (locks, no_locks), (found, no_limits), (rates, no_rates) = (
+        await _part(asked, lists.has("locks"), partial(alocks, key=only, begins=begins), "locks", only, begins),
+        await _part(asked, lists.has("limits"), partial(alimits, begins=begins), "limits", begins),
+        await _part(asked, lists.has("rates"), partial(arates, begins=begins), "rates", begins),
     )
-    found = await asked.read_shared(partial(alimits, begins=begins), "limits", begins) if lists.has("limits") else []
-    rates = await asked.read_shared(partial(arates, begins=begins), "rates", begins) if lists.has("rates") else []
     is_lock = partial(_is_shown, asked, "lock", ("key",))
     is_limit, is_rate = (partial(_is_shown, asked, None, (each, "name")) for each in ("limits", "rates"))
     if begins:
@@ -54,7 +54,18 @@ async def limits(asked: Asked) -> Page:
     }
     items = [plain(each) | {"key": asked.redaction.key("lock", each.key)} for each in locks]
     more = {"limits": plain(found), "rates": plain(rates), "after": lists.after(every)}
+    more |= {"problems": said_of(no_locks, no_limits, no_rates)}
     return Page("limits.html", items, more, view | lists.view(every))
+
+
+async def _part(
+    asked: Asked, has: bool, ask: Callable[[object], Awaitable[list[T]]], *about: object
+) -> tuple[list[T], Problem | None]:
+    """A list of the page, if it is shown; empty with the problem if that could not be read."""
+    if not has:
+        return [], None
+    rows, problem = await asked.shared(repr(about), lambda connections: part_of(connections, ask))
+    return rows or [], problem
 
 
 async def jobs(asked: Asked) -> Page:
