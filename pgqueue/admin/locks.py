@@ -20,6 +20,8 @@ from pgqueue.jobs.keys import check_key
 from pgqueue.jobs.values import check_text
 
 RESCUED_MOST = 1_000
+LOCKS_MOST = 1_000
+"""So many keys with waiting jobs are looked at, the first ones by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Released:
 @asks
 def locks(conn: object, key: str | None = None, *, begins: str = "") -> Statement[list[LockInfo]]:
     """The keys that are held or waited for and begin so, those with the most waiting jobs first. With `key` only this
-    one."""
+    one. Of keys that jobs wait for, the first 1,000 by name are looked at; `begins` finds the others."""
     check_text(key, "key")
     check_text(begins, "begins")
     return said("locks_list", list[LockInfo], key=key, begins=begins if key is None else key)

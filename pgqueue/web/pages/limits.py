@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from pgqueue.admin.limit_jobs import Kind, alimit_jobs
 from pgqueue.admin.limits import Pace, Setting, achange, achange_rate, alimits, arates
-from pgqueue.admin.locks import alocks, arelease
+from pgqueue.admin.locks import LOCKS_MOST, alocks, arelease
 from pgqueue.web.pages.page import Asked, Page, lists_of, part_of, plain, said_of
 from pgqueue.web.problems import Problem
 
@@ -37,6 +37,7 @@ async def limits(asked: Asked) -> Page:
         await _part(asked, lists.has("limits"), partial(alimits, begins=begins), "limits", begins),
         await _part(asked, lists.has("rates"), partial(arates, begins=begins), "rates", begins),
     )
+    may_have_more = len(locks) >= LOCKS_MOST
     is_lock = partial(_is_shown, asked, "lock", ("key",))
     is_limit, is_rate = (partial(_is_shown, asked, None, (each, "name")) for each in ("limits", "rates"))
     if begins:
@@ -54,6 +55,7 @@ async def limits(asked: Asked) -> Page:
     }
     items = [plain(each) | {"key": asked.redaction.key("lock", each.key)} for each in locks]
     more = {"limits": plain(found), "rates": plain(rates), "after": lists.after(every)}
+    more |= {"cut_at": LOCKS_MOST if may_have_more else None}
     more |= {"problems": said_of(no_locks, no_limits, no_rates)}
     return Page("limits.html", items, more, view | lists.view(every))
 
