@@ -8,7 +8,7 @@ import os
 import signal
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
 from typing import Any, ClassVar
@@ -401,7 +401,8 @@ def stopped(server: Server) -> Iterator[None]:
         yield
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # a child may have been at its end
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.second
