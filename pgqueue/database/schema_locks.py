@@ -77,7 +77,7 @@ def holders(conn: Connection, schema: str, seconds: float) -> str:
     """The holders of the schema's locks, in words for the operator."""
     parameters = {"schema": schema, "lock": lock_name(schema), "seconds": seconds}
     with conn.transaction(), plain_cursor(conn) as cursor:
-        found = [str(who) for (who,) in cursor.execute(_HOLDERS, parameters)]
+        found = [str(held) for (held,) in cursor.execute(_HOLDERS, parameters)]
     return "; ".join(found) or "Its holder has gone since"
 
 

@@ -145,9 +145,8 @@ class Relay:
 
     def _paused(self, error: Exception, trouble: _Trouble) -> float:
         """Seconds until the next try. An outage has few lines of its own."""
-        if is_loss(
-            error
-        ):  # it has ended both sessions: neither is older than the end of an outage, and comes to it late
+        # It has ended both sessions: so neither is older than the end of an outage, and comes to it late.
+        if is_loss(error):
             return self._link.outage.lost(f"relay of {self.name}", error)
         return trouble.met(error)
 
