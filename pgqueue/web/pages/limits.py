@@ -37,6 +37,9 @@ async def limits(asked: Asked) -> Page:
         await _part(asked, lists.has("limits"), partial(alimits, begins=begins), "limits", begins),
         await _part(asked, lists.has("rates"), partial(arates, begins=begins), "rates", begins),
     )
+    problems = [each for each in (no_locks, no_limits, no_rates) if each is not None]
+    if problems and len(problems) == sum(map(lists.has, FIRST)):
+        raise problems[0]
     may_have_more = len(locks) >= LOCKS_MOST
     is_lock = partial(_is_shown, asked, "lock", ("key",))
     is_limit, is_rate = (partial(_is_shown, asked, None, (each, "name")) for each in ("limits", "rates"))
@@ -56,7 +59,7 @@ async def limits(asked: Asked) -> Page:
     items = [plain(each) | {"key": asked.redaction.key("lock", each.key)} for each in locks]
     more = {"limits": plain(found), "rates": plain(rates), "after": lists.after(every)}
     more |= {"cut_at": LOCKS_MOST if may_have_more else None}
-    more |= {"problems": said_of(no_locks, no_limits, no_rates)}
+    more |= {"problems": said_of(*problems)}
     return Page("limits.html", items, more, view | lists.view(every))
 
 
