@@ -35,6 +35,8 @@ _KEYWORDS = frozenset(
 """What stands before `=` in a DSN of key words: no names of databases."""
 _URL = re.compile(r"[a-z0-9+]+://|embedded:$")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+NUMBER_BITS = 43
+"""The ids of a database's jobs begin at its number times 2 to this power, plus one (`migrate --number`)."""
 
 
 _PATHS = frozenset(("login", "logout", "metrics", "static", "events"))
@@ -118,6 +120,15 @@ def of_environment() -> tuple[Database, ...]:
                 "NAME=postgresql://user@host/dbname; a DSN of key words goes with --database"
             )
     return found
+
+
+def number_in(id: int) -> int:
+    """The number of the database in which the job of this id is.
+
+    >>> number_in(5), number_in(2**43 + 1)
+    (0, 1)
+    """
+    return (id - 1) >> NUMBER_BITS
 
 
 def without_databases(environment: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from pgqueue.config import configure
-from pgqueue.databases import VARIABLE
+from pgqueue.databases import VARIABLE, Database, named, of_environment, only
 from pgqueue.errors import InvalidOption
 from pgqueue.jobs.values import length
 
@@ -139,6 +139,17 @@ def database(command: F) -> F:
 def databases_said(ctx: click.Context) -> tuple[tuple[str, ...], str | None]:
     """The values of --database and --only on this command line."""
     return ctx.meta.get(f"{_GIVEN}.database", ()), ctx.meta.get(f"{_GIVEN}.only")
+
+
+def databases_of(ctx: click.Context) -> tuple[Database, ...]:
+    """The databases that --database or PGQUEUE_DATABASES names; none if there is one database. --dsn comes first."""
+    said, chosen = databases_said(ctx)
+    found = () if "dsn" in given(ctx) else named(said) or of_environment()
+    if chosen is None:
+        return found
+    if not found:
+        raise click.UsageError("--only is for several databases: name them by --database or PGQUEUE_DATABASES")
+    return (only(found, chosen),)
 
 
 def log_options(command: F) -> F:

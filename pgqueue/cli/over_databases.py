@@ -27,7 +27,7 @@ import click
 
 from pgqueue.cli.exit_codes import DATABASE, DONE, NO, USAGE, Refusal, code_of, line_of
 from pgqueue.config import safe
-from pgqueue.databases import Database, current, named, of_environment, only
+from pgqueue.databases import Database, current, named, number_in, of_environment, only
 from pgqueue.errors import InvalidOption
 from pgqueue.plain_text import plain_lines
 
@@ -193,7 +193,7 @@ def _by_number(databases: Sequence[Database], ids: Sequence[int]) -> dict[Databa
         numbers[number] = each
     found: dict[Database, tuple[int, ...]] = {}
     for id in ids:
-        number = (id - 1) >> 43
+        number = number_in(id)
         if number not in numbers:
             if away:
                 raise Refusal(f"job {id} is in none of the databases that answer; away: {'; '.join(away)}", DATABASE)

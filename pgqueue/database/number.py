@@ -13,6 +13,7 @@ from psycopg import errors
 
 from pgqueue.database.schema_locks import plain_cursor, set_local, take_time, with_locks
 from pgqueue.database.statements import text
+from pgqueue.databases import NUMBER_BITS, number_in
 from pgqueue.errors import Error, InvalidOption
 
 NUMBER_MOST = 1023
@@ -55,8 +56,8 @@ def set_number(conn: Connection, schema: str, number: int, lock_timeout: float) 
         raise Error(f"number {number}: only the owner of schema {schema!r} may set it: {error}") from error
     if highest is not None:
         raise InvalidOption(
-            f"number {number}: its ids begin at {(number << 43) + 1}, and job ids up to {highest} were given. "
-            f"Nothing was changed; the lowest number that fits is {highest >> 43}"
+            f"number {number}: its ids begin at {(number << NUMBER_BITS) + 1}, and job ids up to {highest} were given. "
+            f"Nothing was changed; the lowest number that fits is {highest >> NUMBER_BITS}"
         )
     _log.info("schema %s of database %s has number %d", schema, conn.info.dbname, number)
 
@@ -65,7 +66,7 @@ def warn_of_others(cursor: psycopg.Cursor[Any], schema: str) -> None:
     """Say if there are jobs of a higher number: rows that were copied here, without the sequence, or by hand."""
     [highest] = cursor.execute(text("sequences_highest", schema).encode()).fetchone() or (None,)
     [number] = cursor.execute(text("sequences_number", schema).encode()).fetchone() or (0,)
-    if highest is not None and (theirs := (int(highest) - 1) >> 43) > number:
+    if highest is not None and (theirs := number_in(int(highest))) > number:
         _log.warning(
             "schema %s has number %d, and a job with id %d, of number %d. If its rows were copied from the database of "
             "that number, and that one is gone, run `pgqueue migrate --number %d` before a job is enqueued here",

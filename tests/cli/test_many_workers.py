@@ -129,6 +129,8 @@ def test_wrong_uses_are_named_without_a_password(dsn: str, other_dsn: str, app: 
         ([*both(dsn, other_dsn), "--processes", "2"], "one process"),
         ([*both(dsn, other_dsn), "--listen-dsn", secret], "off"),
         ([*both(dsn, dsn)], "databases 'a' and 'b' are one database"),
+        (["--only", "a"], "--only is for several databases"),
+        ([*both(dsn, other_dsn), "--only", "c"], "there are: a, b"),
     ):
         done = pgqueue("work", "shop", *arguments, cwd=app)
         assert (done.returncode, said in done.stderr, "hidden" in done.stderr) == (2, True, False), done.stderr

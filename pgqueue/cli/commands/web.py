@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from pgqueue.cli.options import app_dir, database, databases_said, given, log_options
+from pgqueue.cli.options import app_dir, database, databases_of, given, log_options
 
 
 @click.command("web")
@@ -68,7 +68,6 @@ def command(
     from pgqueue.cli import logs
     from pgqueue.cli.task_modules import declared_in
     from pgqueue.config import config, configure
-    from pgqueue.databases import named, of_environment, only
     from pgqueue.distribution import needs_extra
 
     with needs_extra("web"):
@@ -80,12 +79,7 @@ def command(
     logs.set_up(log_level, log_format)
     declared_in(modules, app_dir)
     configure(**given(ctx))  # type: ignore[arg-type]  # the command line comes before what a module has configured
-    said, chosen = databases_said(ctx)
-    databases = () if "dsn" in given(ctx) else named(said) or of_environment()
-    if chosen is not None:
-        if not databases:
-            raise click.UsageError("--only is for several databases: name them by --database or PGQUEUE_DATABASES")
-        databases = (only(databases, chosen),)
+    databases = databases_of(ctx)
     if not databases:
         config().require_dsn()
     made = dashboard.made(

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from pgqueue import early_signals
-from pgqueue.cli.options import Duration, Size, Whole, app_dir, database, databases_said, given, log_options
+from pgqueue.cli.options import Duration, Size, Whole, app_dir, database, databases_of, given, log_options
 
 if TYPE_CHECKING:
     from pgqueue.databases import Database
@@ -167,18 +167,12 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _databases(ctx: click.Context, options: Mapping[str, Any]) -> tuple[Database, ...]:
-    """The databases that --database or PGQUEUE_DATABASES names; none if there is one database. --dsn comes first."""
+    """The databases of this command line, if one process can work for them; none if there is one database."""
     from pgqueue.config import OFF
-    from pgqueue.databases import named, of_environment, only
 
-    if "dsn" in given(ctx):
-        return ()
-    said, chosen = databases_said(ctx)
-    found = named(said) or of_environment()
+    found = databases_of(ctx)
     if not found:
         return ()
-    if chosen is not None:
-        found = (only(found, chosen),)
     if (options["listen_dsn"] or os.environ.get("PGQUEUE_LISTEN_DSN") or OFF) != OFF:
         raise click.UsageError(
             f"with several databases --listen-dsn and PGQUEUE_LISTEN_DSN can only be {OFF}: each has a DSN of its own"

@@ -10,14 +10,13 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from pgqueue.databases import number_in
 from pgqueue.jobs.values import HIGHEST_ID, digits
 from pgqueue.web.pages.findings import verdict
 from pgqueue.web.pages.page import Page, plain
 from pgqueue.web.standing import Answer
 
 LEVELS = ("away", "critical", "warning", "well")
-NUMBER_BITS = 43
-"""An id is the number of its database times 2 to this power, and more (`migrate --number`)."""
 
 
 def page_of(answers: Mapping[str, Answer], query: str | None) -> Page:
@@ -60,7 +59,7 @@ def _found(query: str, answers: Mapping[str, Answer]) -> tuple[str | None, dict[
     if id is None or not 1 <= id <= HIGHEST_ID:
         text = "Over all databases only the id of a job is found. Choose the database in which to search."
         return None, _choice(query, text, answers)
-    number = (id - 1) >> NUMBER_BITS
+    number = number_in(id)
     names = [name for name, each in answers.items() if each.standing is not None and each.number == number]
     # One that is away may have this number, too: all that were never numbered have 0.
     away = [name for name, each in answers.items() if each.standing is None and each.number in (None, number)]
