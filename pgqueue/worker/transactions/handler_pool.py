@@ -228,12 +228,7 @@ class Side(Generic[C]):
         while True:
             conn = await self._get()
             try:
-                for orphan in list(orphans):
-                    if (False,) in await self.rows(conn, self.pools.end_of(orphan)):
-                        log.warning(
-                            "session %d of a handler has not ended in 5 s: its locks stay until then", orphan[0]
-                        )
-                    orphans.discard(orphan)
+                await self._end_orphans(conn)
             except BaseException as error:
                 was_dead = conn.closed and isinstance(error, OperationalError)
                 await self.release(conn)
@@ -242,6 +237,21 @@ class Side(Generic[C]):
                     raise
             else:
                 return conn
+
+    async def _end_orphans(self, conn: C) -> None:
+        """End the sessions that broken connections have left behind. One job waits for each, and no other one does."""
+        orphans = self.pools.orphans
+        while orphans:
+            try:
+                orphan = orphans.pop()  # a thread may have taken the last one
+            except KeyError:
+                return
+            try:
+                if (False,) in await self.rows(conn, self.pools.end_of(orphan)):
+                    log.warning("session %d of a handler has not ended in 5 s: its locks stay until then", orphan[0])
+            except BaseException:
+                orphans.add(orphan)
+                raise
 
     def _stopped(self) -> bool:
         """Whether the task here was cancelled: an error of a connection may have taken the place of that."""

@@ -148,3 +148,34 @@ async def test_a_session_that_a_handler_has_left_is_told_until_it_has_ended(
         giving = side.release(conn)
         await (giving if on_loop else asyncio.to_thread(run, giving))
     await pools.close()
+
+
+@pytest.mark.promise("F24")
+async def test_one_job_alone_waits_for_a_session_that_a_handler_has_left(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: each job that takes a connection meanwhile tells the same session, and waits for its end."""
+
+    async def listed() -> None: ...
+
+    asked, answered = asyncio.Event(), asyncio.Event()
+    rows = Side.rows
+
+    async def late(self: Side[Any], conn: Any, statement: Any) -> Any:
+        asked.set()
+        await answered.wait()
+        return await rows(self, conn, statement)
+
+    pools = HandlerPool(Link(dsn, "pgqueue"), 2, listed)
+    pools.orphans.add((0, "2026-01-01"))  # no session's
+    with monkeypatch.context() as patched:
+        patched.setattr(Side, "rows", late)
+        first = asyncio.create_task(pools.on_loop.acquire())
+        await asyncio.wait_for(asked.wait(), 60)
+        second = await asyncio.wait_for(pools.on_loop.acquire(), 60)
+        assert not first.done()
+        answered.set()
+        for conn in (await first, second):
+            await pools.on_loop.release(conn)
+    assert pools.orphans == set()
+    await pools.close()
