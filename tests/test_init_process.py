@@ -62,11 +62,17 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, start_new_session=True)
 
 
-def keeps(process: psutil.Process, *masks: str) -> bool:
-    """Whether SIGTERM is in one of these masks of the kernel: blocked, so that it is kept, or has a handler."""
+def keeps(process: psutil.Process, *masks: str, number: int = SIGTERM) -> bool:
+    """Whether this signal is in one of these masks of the kernel: blocked, so that it is kept, or has a handler."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     values = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))
-    return any(int(values[mask], 16) >> (SIGTERM - 1) & 1 for mask in masks)
+    return any(int(values[mask], 16) >> (number - 1) & 1 for mask in masks)
+
+
+def is_first(process: psutil.Process) -> bool:
+    """Whether process 1 keeps signals. It is asked for SIGHUP: `unshare` blocks SIGTERM itself for a moment, in the
+    process that then becomes the command, and one that comes there is lost."""
+    return keeps(process, "SigBlk", "SigCgt", number=SIGHUP)
 
 
 class First:
@@ -290,7 +296,7 @@ def stopped(after: float | None, command: Sequence[str], app: Path) -> int:
     """The exit code of a command that gets SIGTERM so long after its process 1 keeps signals; None: when the command
     has a handler of its own."""
     with first(COMMAND, *command, cwd=app, stderr=subprocess.DEVNULL) as one:
-        wait_until(lambda: keeps(one.process, "SigBlk", "SigCgt"))
+        wait_until(lambda: is_first(one.process))
         if after is None:
             [its] = wait_until(one.process.children)
             wait_until(lambda: keeps(its, "SigCgt"))

@@ -900,15 +900,15 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
     monkeypatch.setattr(notifier, "send", counted)
     seconds = 10.0
     async with work(dsn, *ALL) as worker:
-        await until(lambda: worker.services.notifier.election.leads)
-        await until(lambda: worker.services.fetcher.fetches >= 2)
+        await until(worker.services.election.leads)
+        await until(lambda: worker.services.fetcher.fetches)  # one or two: LISTEN may have come before the first
         sent.clear()
         await asyncio.sleep(seconds)  # the time is what is measured
         number = len(sent)  # heartbeats among them
         assert len(eyes.backends()) <= 4  # one more than a worker that does not lead
     print(f"{number / seconds:.2f} transactions a second, alone and leading")
-    # Leading; the promise is 3. Pauses are random, so a short window sees more or fewer of the duties; 1.1 are usual.
-    assert number <= 2.0 * seconds
+    # Leading; the promise is 3. 1.1 are usual; the first round of each duty, a dozen statements, may be among them.
+    assert number <= 3.0 * seconds
 
 
 @pytest.mark.promise("F09")
