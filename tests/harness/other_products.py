@@ -1,4 +1,4 @@
-"""Servers that speak PostgreSQL's protocol and are something else: they accept a session, and answer nothing."""
+"""Servers that speak PostgreSQL's protocol and are something else: they accept a session, and end it at its first message."""
 
 from __future__ import annotations
 
@@ -42,5 +42,4 @@ def _accept(conn: socket.socket, parameters: dict[str, str]) -> None:
     texts = [f"{name}\0{value}\0".encode() for name, value in parameters.items()]
     said = [b"S" + struct.pack("!i", 4 + len(text)) + text for text in texts]
     conn.sendall(b"".join([ACCEPTED, *said, READY]))
-    while conn.recv(4096):  # until the client goes
-        pass
+    conn.recv(4096)
