@@ -15,6 +15,9 @@ from pgqueue.errors import InvalidOption
 
 Kind = Literal["limit", "rate"]
 
+JOBS_MOST = 100
+"""So many jobs that have a limit are read, and so many that wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiter:

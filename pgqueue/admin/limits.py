@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TypeVar
 
+from pgqueue.admin.bounded import Bounded
 from pgqueue.config import client
 from pgqueue.database.asking import asks, named, said, twin
 from pgqueue.database.statements import Row, Statement
 from pgqueue.errors import InvalidOption, LimitNotFound
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.values import PERIODS, check_text, parse_rate, whole
+
+T = TypeVar("T")
 
 FIRST_RATE = "rate:"
 KEYS_MOST = 1_000
@@ -124,8 +128,15 @@ def rates(conn: object, *, begins: str = "") -> Statement[list[RateInfo]]:
     return named("limits_list_rates", _rates_listed, begins=begins)
 
 
-arates = twin(rates)
-"""`rates` for async connections."""
+@asks
+def bounded_rates(conn: object, *, begins: str = "") -> Statement[Bounded[RateInfo]]:
+    """As `rates`, and also says whether jobs may wait for other keys: of these 1,000 are looked at."""
+    check_text(begins, "begins")
+    return named("limits_list_rates", lambda rows: _bounded(_rates_listed(rows), rows), begins=begins)
+
+
+abounded_rates = twin(bounded_rates)
+"""`bounded_rates` for async connections."""
 
 
 @asks
@@ -173,8 +184,15 @@ def limits(conn: object, *, begins: str = "") -> Statement[list[LimitInfo]]:
     return named("limits_list", _listed, begins=begins)
 
 
-alimits = twin(limits)
-"""`limits` for async connections."""
+@asks
+def bounded_limits(conn: object, *, begins: str = "") -> Statement[Bounded[LimitInfo]]:
+    """As `limits`, and also says whether jobs may wait for others that are not declared: 1,000 are looked at."""
+    check_text(begins, "begins")
+    return named("limits_list", lambda rows: _bounded(_listed(rows), rows), begins=begins)
+
+
+abounded_limits = twin(bounded_limits)
+"""`bounded_limits` for async connections."""
 
 
 @asks
@@ -221,3 +239,7 @@ def _rates_listed(rows: list[Row]) -> list[RateInfo]:
 
 def _listed(rows: list[Row]) -> list[LimitInfo]:
     return [LimitInfo(**each, undeclared=each["n"] is None) for each in json.loads(rows[0][0])]
+
+
+def _bounded(found: list[T], rows: list[Row]) -> Bounded[T]:
+    return Bounded(found, KEYS_MOST if rows[0][1] else None)

@@ -9,19 +9,26 @@ rescue does it. After that it is a holder that waits.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+import msgspec
+
+from pgqueue.admin.bounded import Bounded
 from pgqueue.config import client
-from pgqueue.database.asking import asks, changes_jobs, named, said, twin
+from pgqueue.database.asking import asks, changes_jobs, named, twin
 from pgqueue.database.statements import Row, Statement
 from pgqueue.database.steps import Steps
 from pgqueue.jobs.actors import actor_of
 from pgqueue.jobs.keys import check_key
 from pgqueue.jobs.values import check_text
 
+T = TypeVar("T")
+
 RESCUED_MOST = 1_000
 LOCKS_MOST = 1_000
-"""So many keys with waiting jobs are looked at, the first ones by name."""
+"""So many keys with waiting jobs are looked at, the first ones by name. As many jobs of a state that hold one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,21 @@ class Released:
 def locks(conn: object, key: str | None = None, *, begins: str = "") -> Statement[list[LockInfo]]:
     """The keys that are held or waited for and begin so, those with the most waiting jobs first. With `key` only this
     one. Of keys that jobs wait for, the first 1,000 by name are looked at; `begins` finds the others."""
-    check_text(key, "key")
-    check_text(begins, "begins")
-    return said("locks_list", list[LockInfo], key=key, begins=begins if key is None else key)
+    return _listing(key, begins, lambda found: found.rows)
 
 
 alocks = twin(locks)
 """`locks` for async connections."""
+
+
+@asks
+def bounded_locks(conn: object, key: str | None = None, *, begins: str = "") -> Statement[Bounded[LockInfo]]:
+    """As `locks`, and also says whether there may be other keys, which jobs wait for or hold."""
+    return _listing(key, begins, lambda found: found)
+
+
+abounded_locks = twin(bounded_locks)
+"""`bounded_locks` for async connections."""
 
 
 @changes_jobs
@@ -110,6 +125,18 @@ def sentence(job: Running) -> str:
     """A sentence for people: why this job keeps the key."""
     where = f"worker {job.worker}" + (f" ({job.process})" if job.process else "")
     return f"job {job.id} ({job.task}) runs on {where} and keeps it until it ends: pgqueue cancel {job.id}"
+
+
+def _listing(key: str | None, begins: str, answer: Callable[[Bounded[LockInfo]], T]) -> Statement[T]:
+    check_text(key, "key")
+    check_text(begins, "begins")
+
+    def read(rows: list[Row]) -> T:
+        found, is_cut = rows[0]
+        locks = msgspec.json.decode(found, type=list[LockInfo], strict=False)
+        return answer(Bounded(locks, LOCKS_MOST if is_cut else None))
+
+    return named("locks_list", read, key=key, begins=begins if key is None else key)
 
 
 def _released(rows: list[Row]) -> Released:

@@ -38,6 +38,8 @@ LIMIT_MOST = 10_000
 ROOM = 64 << 20
 """So many bytes the arguments, headers and results of a page take. They are read at once; those of the largest jobs are
 not shown."""
+STEPS_MOST = 200
+"""So many steps of a job are read, the first ones."""
 STEPS_ROOM = 1 << 20
 """So many bytes the answers of steps take beside the errors of a list of jobs."""
 

@@ -14,6 +14,7 @@ from pgqueue.database import drivers
 from pgqueue.database.asking import said
 from pgqueue.jobs.headers import PARENT, parent_of
 
+SUCCESSORS_MOST = 100
 RETRY_OF = "retry_of"
 """The header in which a job that runs a completed one again names that job."""
 

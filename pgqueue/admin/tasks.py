@@ -12,6 +12,9 @@ from pgqueue.admin.depth import Count
 from pgqueue.database.asking import asks, named, said
 from pgqueue.database.statements import Statement
 
+TASKS_MOST = 10_000
+"""So many tasks are listed, the first ones by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:

@@ -18,6 +18,8 @@ from pgqueue.jobs.values import check_text
 
 Kind = Literal["restart", "quiet", "scale"]
 
+WORKERS_MOST = 1_000
+"""So many workers, or supervisors, are listed, the first ones by host."""
 JOBS_MOST = 100
 """Of one worker at most this many running jobs are listed, those that run longest."""
 HEARD_SECONDS = 60.0

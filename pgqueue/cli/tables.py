@@ -94,6 +94,18 @@ def fitting(items: Sequence[T], most: int) -> tuple[Sequence[T], int]:
     return shown, len(items) - len(shown)
 
 
+def cut_line(cut_at: int | None, what: str, order: str, finds: str = "") -> list[str]:
+    """The line that says that a list was not read to its end; none if it was. `finds` is an option that finds others.
+
+    >>> cut_line(1000, "keys", "by name", "--begins")
+    ['Only the first 1,000 keys by name were looked at. There may be others: --begins finds them.']
+    """
+    if cut_at is None:
+        return []
+    others = f"There may be others: {finds} finds them." if finds else "There may be others."
+    return [f"Only the first {cut_at:,} {what} {order} were looked at. {others}"]
+
+
 def _whole(widths: Sequence[int]) -> int:
     return sum(widths) + MARGIN * (len(widths) - 1)
 

@@ -14,6 +14,9 @@ from pgqueue.config import client
 from pgqueue.database.asking import asks, named, twin
 from pgqueue.database.statements import Statement
 
+REFUSED_MOST = 100
+"""So many rows are listed, the oldest ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
@@ -28,7 +31,7 @@ class RefusedRow:
 
 
 @asks
-def refused(conn: object, most: int = 100) -> Statement[list[RefusedRow]]:
+def refused(conn: object, most: int = REFUSED_MOST) -> Statement[list[RefusedRow]]:
     """The rows that were put aside, the oldest first."""
     return named("refused_list", lambda rows: [RefusedRow(*row) for row in rows], most=most)
 

@@ -24,7 +24,7 @@ FROM changed;
 
 -- name: limits_list
 -- Every limit whose name begins with `begins` and that was declared or set, or that jobs wait for (1,000 of these), by name, as a JSON
--- array. Jobs are counted up to 10,001.
+-- array. Jobs are counted up to 10,001. Second: whether jobs may wait for others.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= 'limit:' || %(begins)s::text ORDER BY b.key LIMIT 1)
     UNION ALL
@@ -52,7 +52,9 @@ WITH RECURSIVE walked (key, place) AS (
             FROM pgqueue.job_blocked j WHERE j.key = 'limit:' || named.name ORDER BY j.rank, j.id LIMIT 1) AS waited
     FROM named LEFT JOIN pgqueue.key_limit l ON l.name = named.name
 )
-SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
+SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text,
+       (SELECT count(*) FROM walked WHERE starts_with(key, 'limit:' || %(begins)s::text)) = 1000
+FROM listed;
 
 -- name: limits_set_rate
 -- Set a rate by hand, or let it be again what the code declares (both NULL). Holds from this transaction's COMMIT on; workers hear of it.
@@ -74,7 +76,7 @@ FROM changed;
 
 -- name: limits_list_rates
 -- Every rate whose name begins with `begins` and that was declared, or that jobs wait for (of 1,000 keys that are waited for), by name, as a
--- JSON array. Waiting jobs are counted up to 10,001 for each key.
+-- JSON array. Waiting jobs are counted up to 10,001 for each key. Second: whether jobs may wait for other keys.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= 'rate:' || %(begins)s::text ORDER BY b.key LIMIT 1)
     UNION ALL
@@ -99,7 +101,9 @@ WITH RECURSIVE walked (key, place) AS (
     LEFT JOIN pgqueue.key_rate r ON r.name = named.name
     WHERE starts_with(named.name, %(begins)s::text)
 )
-SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text FROM listed;
+SELECT coalesce(json_agg(to_json(listed) ORDER BY name), '[]')::text,
+       (SELECT count(*) FROM walked WHERE starts_with(key, 'rate:' || %(begins)s::text)) = 1000
+FROM listed;
 
 -- name: limits_undeclared
 -- Limits and rates that jobs wait for and that are neither declared nor set: no job is let in. Of the first n keys of limits, and of

@@ -2,8 +2,8 @@
 
 -- name: locks_list
 -- Keys that begin with `begins`, with the jobs that hold them and how many wait, as a JSON array, those with the most waiters first: all
--- that are held or waited for, 1,000 of either at most. Waiters are counted up to 10,001. Of a chain (see chains.py) the first that is left holds the key; the
--- others wait, before all that are blocked.
+-- that are held or waited for, 1,000 of either at most. With `key` that one alone. Waiters are counted up to 10,001. Of a chain (see
+-- chains.py) the first that is left holds the key; the others wait, before all that are blocked. Second: whether there may be other keys.
 WITH RECURSIVE walked (key, place) AS (
     (SELECT b.key, 1 FROM pgqueue.job_blocked b WHERE b.key >= 'lock:' || %(begins)s::text ORDER BY b.key LIMIT 1)
     UNION ALL
@@ -12,16 +12,22 @@ WITH RECURSIVE walked (key, place) AS (
 ), taken AS MATERIALIZED (
     SELECT lock_key, id, task, queue, state, worker_id, started_at, enqueued_at, run_at,
            key IS NOT NULL AND row_number() OVER (PARTITION BY lock_key, worker_id ORDER BY holds DESC, rank, id) > 1 AS behind, rank
-    FROM (SELECT * FROM pgqueue.job_running WHERE starts_with(lock_key, %(begins)s::text) ORDER BY started_at LIMIT 8000) AS r
+    FROM (
+        SELECT * FROM pgqueue.job_running
+        WHERE starts_with(lock_key, %(begins)s::text) AND (%(key)s::text IS NULL OR lock_key = %(key)s::text)
+        ORDER BY started_at LIMIT 8000) AS r
 ), holder AS MATERIALIZED (
     (SELECT lock_key, id, task, queue, state, worker_id, {{runs_since}} AS since
      FROM taken WHERE NOT behind ORDER BY started_at LIMIT 1000)
     UNION ALL
-    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_available WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_available
+     WHERE holds AND starts_with(lock_key, %(begins)s::text) AND (%(key)s::text IS NULL OR lock_key = %(key)s::text) LIMIT 1000)
     UNION ALL
-    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_scheduled WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_scheduled
+     WHERE holds AND starts_with(lock_key, %(begins)s::text) AND (%(key)s::text IS NULL OR lock_key = %(key)s::text) LIMIT 1000)
     UNION ALL
-    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked WHERE holds AND starts_with(lock_key, %(begins)s::text) LIMIT 1000)
+    (SELECT lock_key, id, task, queue, state, NULL, NULL FROM pgqueue.job_blocked
+     WHERE holds AND starts_with(lock_key, %(begins)s::text) AND (%(key)s::text IS NULL OR lock_key = %(key)s::text) LIMIT 1000)
 ), parts AS (
     SELECT substr(key, 6) AS key, NULL::json AS job, NULL::timestamptz AS since, NULL::bigint AS id, false AS behind,
            NULL::smallint AS rank, NULL::timestamptz AS enqueued_at, NULL::timestamptz AS run_at
@@ -59,7 +65,11 @@ WITH RECURSIVE walked (key, place) AS (
             ORDER BY 1 LIMIT 1) AS j
     ) AS first ON true
 )
-SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::text FROM listed;
+SELECT coalesce(json_agg(to_json(listed) ORDER BY waiting DESC, key), '[]')::text,
+       %(key)s::text IS NULL AND (
+           (SELECT count(*) FROM walked WHERE starts_with(key, 'lock:' || %(begins)s::text)) = 1000
+           OR (SELECT count(*) FROM taken) = 8000 OR EXISTS (SELECT FROM holder GROUP BY state HAVING count(*) = 1000))
+FROM listed;
 
 -- name: locks_release
 -- Take a key from those of its holders that do not run. Granted jobs, and jobs that now wait for a limit or a rate, wait for the key

@@ -345,16 +345,3 @@ def _read(node: dict[str, Any]) -> float:
     own = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
     seen = float(sum(node.get(name, 0) for name in own) * node["Actual Loops"])
     return seen + sum(map(_read, node.get("Plans", ())))
-
-
-@pytest.mark.parametrize("n", [999, 1001])
-async def test_the_page_says_that_it_looked_at_the_first_keys_only(dsn: str, eyes: Eyes, n: int) -> None:
-    eyes.do(
-        "INSERT INTO pgqueue.job_blocked (state, task, lock_key, key, holds) "
-        "SELECT 'blocked', 't', 'k' || n, 'lock:k' || n, false FROM generate_series(1, %s) AS n",
-        n,
-    )
-    async with reading(dsn) as browser:
-        assert ("the first 1,000 by name" in (await browser.get("/limits")).text) == (n > 1000)
-        asked = (await browser.get("/limits", headers={"accept": "application/json"})).json()
-        assert asked["cut_at"] == (1000 if n > 1000 else None)

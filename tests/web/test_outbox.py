@@ -17,7 +17,12 @@ JSON = {"accept": "application/json"}
 async def test_without_an_outbox_the_page_says_so(dsn: str) -> None:
     async with reading(dsn) as browser:
         assert "There is no outbox" in (await browser.get("/outbox")).text
-        assert (await browser.get("/outbox", headers=JSON)).json() == {"items": [], "outbox": None, "refused": []}
+        assert (await browser.get("/outbox", headers=JSON)).json() == {
+            "items": [],
+            "outbox": None,
+            "refused": [],
+            "refused_cut_at": None,
+        }
 
 
 @pytest.mark.promise("F151")

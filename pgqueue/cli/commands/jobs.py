@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.cli.database import clock, reading
 from pgqueue.cli.job_filter import choosing, read
 from pgqueue.cli.json_document import document, fields_of
 from pgqueue.cli.options import Moment, Whole, as_json, database
-from pgqueue.cli.tables import span, table, width
+from pgqueue.cli.tables import cut_line, span, table, width
 from pgqueue.jobs.nodes import NODES_MOST
 from pgqueue.jobs.states import ASKED
 from pgqueue.jobs.values import HIGHEST_ID, digits
@@ -99,7 +100,10 @@ def _one(id: int, as_json: bool) -> None:
 
     with reading("jobs") as conn:
         job = queries.get(conn, id)
-    click.echo(document([job]) if as_json else "\n".join(_details(job)))
+    if as_json:
+        click.echo(document([fields_of(job) | {"steps_cut_at": cut_at(job.steps, queries.STEPS_MOST)}]))
+    else:
+        click.echo("\n".join(_details(job, cut_at(job.steps, queries.STEPS_MOST))))
 
 
 def _list(asked: dict[str, Any], as_json: bool) -> None:
@@ -152,7 +156,7 @@ def _when(job: JobInfo, now: datetime) -> str:
     return f"since {span(now - max(job.enqueued_at, job.run_at or job.enqueued_at))}"
 
 
-def _details(job: JobInfo) -> Iterator[str]:
+def _details(job: JobInfo, steps_cut_at: int | None) -> Iterator[str]:
     for name, value in fields_of(job).items():
         if name in ("attempts", "steps") or value is None:
             continue
@@ -161,6 +165,9 @@ def _details(job: JobInfo) -> Iterator[str]:
         yield ""
         yield f"step {plain(step.name)}: recorded {step.at:%Y-%m-%d %H:%M:%S} UTC"
         yield f"  {_value(step.result)}"
+    if steps_cut_at is not None:
+        yield ""
+        yield from cut_line(steps_cut_at, "steps", "by their ends")
     for attempt in job.attempts:
         yield ""
         yield (

@@ -11,11 +11,12 @@ from pgqueue.cli.database import connected, reading
 from pgqueue.cli.groups import Group
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import actor, as_json, database
-from pgqueue.cli.tables import fitting, span, table
+from pgqueue.cli.tables import cut_line, fitting, span, table
 from pgqueue.jobs.values import digits
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
+    from pgqueue.admin.bounded import Bounded
     from pgqueue.admin.limits import LimitInfo, Pace, RateInfo, Setting
 
 Shown = TypeVar("Shown", bound="LimitInfo | RateInfo")
@@ -26,10 +27,11 @@ UNDECLARED = "undeclared"
 
 
 @click.group("limits", cls=Group, invoke_without_command=True)
+@click.option("--begins", metavar="TEXT", default="", help="Only limits and rates whose names begin with this text.")
 @as_json
 @database
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, begins: str, as_json: bool) -> None:
     """Show limits and rates: what each allows, and which jobs wait.
 
     AT ONCE is how many jobs of a limit may run at once, STARTS how many jobs of a rate may start in a period. `20
@@ -37,11 +39,14 @@ def command(ctx: click.Context, as_json: bool) -> None:
     worker declares it; these come first.
 
     HELD is the number of jobs that have the limit and do not run: they wait for a slot, a rate or their retry. WAITED
-    is how long the first waiting job has waited. LINES is the number of a rate's keys that jobs wait for.
+    is how long the first waiting job has waited. LINES is the number of a rate's keys that jobs wait for. Of the limits
+    and of the keys of rates that jobs wait for, the first 1,000 by name are looked at. If there may be others, the
+    command says so, and JSON has `cut_at`.
 
     \b
     Examples:
       pgqueue limits
+      pgqueue limits --begins warehouse
       pgqueue limits --json | jq '.items[] | select(.undeclared) | .name'
       pgqueue limits set warehouse 20
     """
@@ -50,12 +55,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
     from pgqueue.admin import limits
 
     with reading("limits") as conn:
-        found, paces = limits.limits(conn), limits.rates(conn)
+        found, paces = limits.bounded_limits(conn, begins=begins), limits.bounded_rates(conn, begins=begins)
     if as_json:
-        click.echo(document([*found, *paces]))
-    elif found or paces:
-        screens = [*([_screen(found)] if found else []), *([_rates(paces)] if paces else [])]
+        click.echo(document([*found.rows, *paces.rows], cut_at=found.cut_at or paces.cut_at))
+    elif found.rows or paces.rows:
+        screens = [
+            *([[*_screen(found.rows), *_cut(found, "limits")]] if found.rows else []),
+            *([[*_rates(paces.rows), *_cut(paces, "keys of rates")]] if paces.rows else []),
+        ]
         click.echo("\n\n".join("\n".join(screen) for screen in screens))
+    elif begins:
+        click.echo(f"There is no limit and no rate whose name begins with {plain(begins)}.")
     else:
         click.echo("There is no limit and no rate.")
 
@@ -152,6 +162,10 @@ def _rates(found: Sequence[RateInfo]) -> Iterator[str]:
     yield from table(heads, rows, right="BURST LINES WAITING WAITED", gives="RATE")
     if rest:
         yield f"… and {plural(rest, 'more rate', 'more rates')}; --json prints all"
+
+
+def _cut(found: Bounded[Shown], what: str) -> list[str]:
+    return cut_line(found.cut_at, f"{what} that jobs wait for,", "by name,", "--begins")
 
 
 def _urgent(found: Sequence[Shown]) -> list[Shown]:

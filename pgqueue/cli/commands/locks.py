@@ -13,7 +13,7 @@ from pgqueue.cli.groups import Group
 from pgqueue.cli.job_filter import ask
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import actor, as_json, database
-from pgqueue.cli.tables import fitting, span, table
+from pgqueue.cli.tables import cut_line, fitting, span, table
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
@@ -23,19 +23,22 @@ SHOWN_MOST = 100
 
 
 @click.group("locks", cls=Group, invoke_without_command=True)
+@click.option("--begins", metavar="TEXT", default="", help="Only keys that begin with this text.")
 @as_json
 @database
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, begins: str, as_json: bool) -> None:
     """Show the keys that are held or waited for.
 
     Keys with the most waiting jobs come first. HOLDER is the job that holds the key, or the first of several.
     `granted` means: the job has the key and waits for a slot. AGE is how long the holder has run, WAITED how long the
-    first waiting job has waited.
+    first waiting job has waited. Of the keys that jobs wait for, the first 1,000 by name are looked at. If there may be
+    others, the command says so, and JSON has `cut_at`.
 
     \b
     Examples:
       pgqueue locks
+      pgqueue locks --begins account:
       pgqueue locks --json | jq '.items[] | select(.waiting > 100) | .key'
       pgqueue locks release account:7 --yes
     """
@@ -44,11 +47,13 @@ def command(ctx: click.Context, as_json: bool) -> None:
     from pgqueue.admin import locks
 
     with reading("locks") as conn:
-        found = locks.locks(conn)
+        found = locks.bounded_locks(conn, begins=begins)
     if as_json:
-        click.echo(document(found))
-    elif found:
-        click.echo("\n".join(_screen(found)))
+        click.echo(document(found.rows, cut_at=found.cut_at))
+    elif found.rows:
+        click.echo("\n".join([*_screen(found.rows), *cut_line(found.cut_at, "keys", "by name", "--begins")]))
+    elif begins:
+        click.echo(f"No key that begins with {plain(begins)} is held, and no job waits for one.")
     else:
         click.echo("No key is held, and no job waits for one.")
 

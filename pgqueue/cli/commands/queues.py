@@ -7,10 +7,12 @@ from dataclasses import asdict
 
 import click
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import app_dir, as_json, database
 from pgqueue.cli.queue_table import counted, pauses, queue_table
+from pgqueue.cli.tables import cut_line
 
 
 @click.command("queues")
@@ -40,16 +42,19 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     with reading("queues") as conn:
         measured = steps.drive(conn, depth.measured(config().schema), {})
     found, now = depth.queue_list(measured), shown.at(measured.now)
+    cut = cut_at(found, depth.QUEUES_MOST)
     names = {queue.name for queue in found}
     none = depth.Count(0)
     for name in sorted((here or {}).keys() - names):
         found.append(depth.QueueInfo(name, none, none, none, none, None, 0, None))
     if as_json:
-        click.echo(document(asdict(each) | _here(each.name, here) for each in found))
+        click.echo(document((asdict(each) | _here(each.name, here) for each in found), cut_at=cut))
     elif found:
         paused = [("queue", each.name, each.paused_at, each.paused_by) for each in found]
         age = counted(shown.at(measured.counted_at), now)
-        click.echo("\n".join([*queue_table(found, here), *age, *pauses(paused, now)]))
+        click.echo(
+            "\n".join([*queue_table(found, here), *cut_line(cut, "queues", "by name"), *age, *pauses(paused, now)])
+        )
     else:
         click.echo("No queue has jobs or workers.")
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.cli.database import place
 from pgqueue.cli.exit_codes import NO
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import Duration, Whole, as_json, database, log_options
-from pgqueue.cli.tables import table
+from pgqueue.cli.tables import cut_line, table
 from pgqueue.plain_text import plain, plural
 
 if TYPE_CHECKING:
@@ -90,10 +91,11 @@ def _relay(sources: Sequence[str], target: str | None, as_json: bool, options: d
 def _list(sources: Sequence[str], as_json: bool) -> None:
     from pgqueue.relay import refused
 
-    found = []
+    found, cut = [], None
     for source in sources:
         with _outbox(source) as conn:
             rows = refused.refused(conn)
+            cut = cut or cut_at(rows, refused.REFUSED_MOST)
             found += [{"source": place(conn)} | asdict(row) for row in rows]
         if as_json:
             continue
@@ -105,11 +107,13 @@ def _list(sources: Sequence[str], as_json: bool) -> None:
                 for row in rows
             ]
             click.echo("\n".join(table(["ID", "TASK", "REFUSED", "REASON"], cells, right="ID", gives="REASON TASK")))
+            for line in cut_line(cut_at(rows, refused.REFUSED_MOST), "rows", "that were refused"):
+                click.echo(line)
             click.echo(
                 "Mend the rows in outbox_refused, or the queue, and put them back by --retry-refused; or delete them."
             )
     if as_json:
-        click.echo(document(found))
+        click.echo(document(found, cut_at=cut))
 
 
 def _retry(sources: Sequence[str], as_json: bool) -> None:

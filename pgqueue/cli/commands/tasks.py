@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.cli.database import clock, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import app_dir, as_json, database
-from pgqueue.cli.tables import short, span, table, width
+from pgqueue.cli.tables import cut_line, short, span, table, width
 
 if TYPE_CHECKING:
     from pgqueue.admin.tasks import TaskInfo
@@ -48,14 +49,14 @@ def command(modules: tuple[str, ...], app_dir: str, as_json: bool) -> None:
     with reading("tasks") as conn:
         found = tasks.tasks(conn)
         now = clock(conn)
-    known = {task.name for task in found}
+    cut, known = cut_at(found, tasks.TASKS_MOST), {task.name for task in found}
     none = Count(0)
     found += [tasks.TaskInfo(name, 0, none, (), False) for name in here or () if name not in known]
     found.sort(key=lambda task: (not task.unknown, task.paused_at is None, task.name))
     if as_json:
-        click.echo(document(asdict(each) | _here(each, here) for each in found))
+        click.echo(document((asdict(each) | _here(each, here) for each in found), cut_at=cut))
     elif found:
-        click.echo("\n".join(_screen(found, here, now)))
+        click.echo("\n".join([*_screen(found, here, now), *cut_line(cut, "tasks", "by name")]))
     else:
         click.echo("No worker knows a task, and no job is there.")
 

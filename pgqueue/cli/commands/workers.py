@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.cli.database import reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
-from pgqueue.cli.tables import fitting, span, table
+from pgqueue.cli.tables import cut_line, fitting, span, table
 
 if TYPE_CHECKING:
     from pgqueue.admin.workers import WorkerNow
@@ -37,10 +38,11 @@ def command(host: str | None, as_json: bool) -> None:
 
     with reading("workers") as conn:
         found = listing.workers(conn, host=host)
+    cut = cut_at(found, listing.WORKERS_MOST)
     if as_json:
-        click.echo(document(found))
+        click.echo(document(found, cut_at=cut))
     else:
-        click.echo("\n".join(_screen(found)))
+        click.echo("\n".join([*_screen(found), *cut_line(cut, "workers", "by host", "--host")]))
 
 
 def _screen(workers: Sequence[WorkerNow]) -> Iterator[str]:

@@ -7,10 +7,11 @@ from itertools import groupby
 from typing import Any
 
 from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.bounded import cut_at
 from pgqueue.admin.bulk.operations import acount_bulk
 from pgqueue.admin.depth import Count
-from pgqueue.admin.queries import Attempt, JobInfo, JobStep, asearch
-from pgqueue.admin.successors import asuccessors, predecessor, retried
+from pgqueue.admin.queries import STEPS_MOST, Attempt, JobInfo, JobStep, asearch
+from pgqueue.admin.successors import SUCCESSORS_MOST, asuccessors, predecessor, retried
 from pgqueue.admin.why.why import awhy
 from pgqueue.jobs.outcomes import NO_FAILURES
 from pgqueue.jobs.states import DONE
@@ -45,8 +46,11 @@ async def job(asked: Asked) -> Page:
         "predecessor": predecessor(job),
         "retried": retried(job),
         "successors": plain(successors),
+        "successors_cut_at": cut_at(successors or (), SUCCESSORS_MOST),
         "steps": [plain(each) | {"attempt": _attempt_of(each, job)} for each in job.steps],
+        "steps_cut_at": cut_at(job.steps, STEPS_MOST),
         "changes": [_change(each) for each in changes],
+        "changes_cut_at": cut_at(changes, CHANGES_MOST),
         "error": _error(job),
         "same_cause": await _same_cause(asked, job),
     }

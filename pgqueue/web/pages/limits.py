@@ -11,9 +11,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Literal, TypeVar
 
-from pgqueue.admin.limit_jobs import Kind, alimit_jobs
-from pgqueue.admin.limits import Pace, Setting, achange, achange_rate, alimits, arates
-from pgqueue.admin.locks import LOCKS_MOST, alocks, arelease
+from pgqueue.admin.bounded import Bounded, cut_at
+from pgqueue.admin.limit_jobs import JOBS_MOST, Kind, alimit_jobs
+from pgqueue.admin.limits import Pace, Setting, abounded_limits, abounded_rates, achange, achange_rate
+from pgqueue.admin.locks import abounded_locks, arelease
 from pgqueue.web.pages.page import Asked, Page, lists_of, part_of, plain, said_of
 from pgqueue.web.problems import Problem
 
@@ -32,15 +33,15 @@ async def limits(asked: Asked) -> Page:
     only, begins, lists = asked.value("lock"), asked.value("name") or "", lists_of(asked, FIRST)
     if only is not None and _is_hidden(asked, "lock", ("key",), only):
         raise Problem(400, "This cannot be asked", "this key is redacted, so it cannot be asked for")
-    (locks, no_locks), (found, no_limits), (rates, no_rates) = (
-        await _part(asked, lists.has("locks"), partial(alocks, key=only, begins=begins), "locks", only, begins),
-        await _part(asked, lists.has("limits"), partial(alimits, begins=begins), "limits", begins),
-        await _part(asked, lists.has("rates"), partial(arates, begins=begins), "rates", begins),
+    (of_locks, no_locks), (of_limits, no_limits), (of_rates, no_rates) = (
+        await _part(asked, lists.has("locks"), partial(abounded_locks, key=only, begins=begins), "locks", only, begins),
+        await _part(asked, lists.has("limits"), partial(abounded_limits, begins=begins), "limits", begins),
+        await _part(asked, lists.has("rates"), partial(abounded_rates, begins=begins), "rates", begins),
     )
+    locks, found, rates = of_locks.rows, of_limits.rows, of_rates.rows
     problems = [each for each in (no_locks, no_limits, no_rates) if each is not None]
     if problems and len(problems) == sum(map(lists.has, FIRST)):
         raise problems[0]
-    may_have_more = len(locks) >= LOCKS_MOST
     is_lock = partial(_is_shown, asked, "lock", ("key",))
     is_limit, is_rate = (partial(_is_shown, asked, None, (each, "name")) for each in ("limits", "rates"))
     if begins:
@@ -58,19 +59,19 @@ async def limits(asked: Asked) -> Page:
     }
     items = [plain(each) | {"key": asked.redaction.key("lock", each.key)} for each in locks]
     more = {"limits": plain(found), "rates": plain(rates), "after": lists.after(every)}
-    more |= {"cut_at": LOCKS_MOST if may_have_more else None}
+    more |= {"cut_at": of_locks.cut_at, "limits_cut_at": of_limits.cut_at, "rates_cut_at": of_rates.cut_at}
     more |= {"problems": said_of(*problems)}
     return Page("limits.html", items, more, view | lists.view(every))
 
 
 async def _part(
-    asked: Asked, has: bool, ask: Callable[[object], Awaitable[list[T]]], *about: object
-) -> tuple[list[T], Problem | None]:
+    asked: Asked, has: bool, ask: Callable[[object], Awaitable[Bounded[T]]], *about: object
+) -> tuple[Bounded[T], Problem | None]:
     """A list of the page, if it is shown; empty with the problem if that could not be read."""
     if not has:
-        return [], None
-    rows, problem = await asked.shared(repr(about), lambda connections: part_of(connections, ask))
-    return rows or [], problem
+        return Bounded([], None), None
+    found, problem = await asked.shared(repr(about), lambda connections: part_of(connections, ask))
+    return found or Bounded([], None), problem
 
 
 async def jobs(asked: Asked) -> Page:
@@ -88,7 +89,8 @@ async def jobs(asked: Asked) -> Page:
     waiters = [
         plain(each) | asked.redaction.shown({"key": asked.redaction.awaited(each.key)}) for each in found.waiters
     ]
-    return Page("limit_jobs.html", [{"kind": kind, "name": name, **plain(found), "waiters": waiters}])
+    cut = {f"{each}_cut_at": cut_at(getattr(found, each), JOBS_MOST) for each in ("holders", "waiters")}
+    return Page("limit_jobs.html", [{"kind": kind, "name": name, **plain(found), "waiters": waiters, **cut}])
 
 
 async def set_limit(asked: Asked) -> Page:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.admin.cause_errors import acause_errors
-from pgqueue.admin.depth import aqueues
+from pgqueue.admin.depth import QUEUES_MOST, aqueues
 from pgqueue.admin.error_groups import LIMIT_MOST as GROUPS_MOST
 from pgqueue.admin.error_groups import aerror_groups
 from pgqueue.admin.versions import aversions, brought
@@ -23,7 +24,8 @@ async def queues(asked: Asked) -> Page:
     """The queues with the jobs in them."""
     rows = rows_of(asked)
     found = await asked.read_shared(aqueues, "queues")
-    return Page("queues.html", plain(rows.of(found)), {"after": rows.after(found)}, rows.view(found))
+    more = {"after": rows.after(found), "cut_at": cut_at(found, QUEUES_MOST)}
+    return Page("queues.html", plain(rows.of(found)), more, rows.view(found))
 
 
 async def schedules(asked: Asked) -> Page:
@@ -66,4 +68,5 @@ async def errors(asked: Asked) -> Page:
         plain(each) | {"message": said.get(each.fingerprint), "is_new": brought(versions, each.first_version)}
         for each in shown
     ]
-    return Page("errors.html", items, {"after": rows.after(found), "problems": said_of(problem)}, view)
+    more = {"after": rows.after(found), "cut_at": cut_at(found, GROUPS_MOST), "problems": said_of(problem)}
+    return Page("errors.html", items, more, view)

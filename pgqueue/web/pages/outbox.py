@@ -11,12 +11,11 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.admin.lag import Lag, alag, arelays, avisible
-from pgqueue.relay.refused import RefusedRow, arefused
+from pgqueue.relay.refused import REFUSED_MOST, RefusedRow, arefused
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.redaction import HIDDEN
-
-REFUSED_SHOWN = 100
 
 
 async def outbox(asked: Asked) -> Page:
@@ -31,10 +30,11 @@ async def outbox(asked: Asked) -> Page:
         refused = [replace(each, reason=HIDDEN) for each in refused]
     items = [plain(each) | {"is_silent": each.is_silent} for each in relays]
     view = {"shows_reasons": not asked.redaction.active}
-    return Page("outbox.html", items, {"outbox": plain(lag), "refused": plain(refused)}, view)
+    more = {"outbox": plain(lag), "refused": plain(refused), "refused_cut_at": cut_at(refused, REFUSED_MOST)}
+    return Page("outbox.html", items, more, view)
 
 
 async def _here(conn: AsyncConnection[Any]) -> tuple[Lag | None, list[RefusedRow]]:
     if not await avisible(conn):
         return None, []
-    return await alag(conn), await arefused(conn, REFUSED_SHOWN)
+    return await alag(conn), await arefused(conn)

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.bounded import cut_at
 from pgqueue.admin.cause_errors import CauseError, acause_errors
 from pgqueue.admin.error_groups import ErrorGroup, aerror_groups
 from pgqueue.admin.history import HistoryRow, ahistory
@@ -47,6 +48,7 @@ LISTED: Mapping[str, tuple[Unit, timedelta]] = {
 }
 """In which unit the history is read for the list, and for how long. 30 days of all tasks are too much to add up."""
 KNOWN_MOST = 1_000
+"""So many tasks that did something in a time are read, those on which workers spend most; as many others, by name."""
 CAUSES_MOST = 10
 CHANGES_MOST = 200
 """So many changes by hand are looked at for those of a task."""
@@ -67,6 +69,7 @@ async def tasks(asked: Asked) -> Page:
     ]
     known = await asked.read(lambda conn: aknown_names(conn, KNOWN_MOST))
     paused = parts[-1].paused
+    read = (*(part.rows for part in parts), known.tasks, paused)
     rows = together(row for part in parts for row in part.rows)
     before, since = [{}, {}] if split is None else [{row.name: row for row in part.rows} for part in parts[::2]]
     others = sorted(({*known.tasks} | {*paused}) - {row.name for row in rows})
@@ -79,6 +82,7 @@ async def tasks(asked: Asked) -> Page:
     version = None if last is None or split is None else {"name": last.version, "at": last.first_at}
     view = {"range": range_, "extents": {name: EXTENTS[name] for name in LISTED}, "ran": len(rows)}
     more = {"first": first, "version": version, "after": shown.after(ordered)}
+    more |= {"cut_at": next(filter(None, (cut_at(each, KNOWN_MOST) for each in read)), None)}
     return Page("tasks.html", items, more, view | shown.view(ordered))
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from pgqueue.admin.workers import Kind, asupervisors, atell, aworkers
+from pgqueue.admin.bounded import cut_at
+from pgqueue.admin.workers import WORKERS_MOST, Kind, asupervisors, atell, aworkers
 from pgqueue.web.pages.page import Asked, Page, lists_of, plain
 from pgqueue.web.problems import Problem
 
@@ -31,7 +32,8 @@ async def workers(asked: Asked) -> Page:
         supervisors = await asked.read_shared(partial(asupervisors, host=host), "supervisors", host)
     every: dict[str, Sequence[object]] = {"workers": found, "supervisors": supervisors}
     told = [plain(each) | {"is_heard": each.is_heard} for each in lists.of("supervisors", supervisors)]
-    more = {"supervisors": told, "after": lists.after(every)}
+    more = {"supervisors": told, "after": lists.after(every), "cut_at": cut_at(found, WORKERS_MOST)}
+    more |= {"supervisors_cut_at": cut_at(supervisors, WORKERS_MOST)}
     view = {"host": host or "", "hears": any(each.is_heard for each in supervisors)}
     return Page("workers.html", plain(lists.of("workers", found)), more, view | lists.view(every))
 
