@@ -133,7 +133,8 @@ def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
         "The database is named by --dsn or PGQUEUE_DSN; `embedded:` is a server in the directory .pgqueue, made "
         "there at the first use.\n\n"
         "Exit codes: 0 done; 1 the answer is no; 2 usage, or no database named; 3 database unreachable or refused; "
-        "4 schema missing, behind or too new; 5 shutdown deadline passed; 130 interrupted, or second signal."
+        "4 schema missing, behind or too new; 5 shutdown deadline passed; 6 the worker must be replaced; "
+        "130 interrupted, or second signal; 143 SIGTERM while it started."
     ),
 )
 @click.option(
