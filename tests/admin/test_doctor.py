@@ -721,6 +721,33 @@ def test_the_command_says_what_since_when_and_what_to_do(dsn: str, eyes: Eyes) -
     assert lines[5].startswith("WARNING schedule:") and lines[5].endswith("(for 60m)")
 
 
+@pytest.mark.promise("F466")
+def test_the_command_says_from_when_on_unserved_jobs_are_a_finding(dsn: str, eyes: Eyes) -> None:
+    """A table of unserved jobs above "No finding." needs the reason: their worker may just be starting."""
+    said = "Jobs without a live worker are a finding once one has waited for 30s."
+    waiting(eyes, 1, "nobody", seconds=11)
+    young = pgqueue("doctor", dsn=dsn)
+    assert (young.returncode, young.stdout.splitlines()[-2:]) == (0, ["No finding.", said])
+    an_orphan(dsn, eyes, ExitStack(), pytest.MonkeyPatch())
+    beside = pgqueue("doctor", dsn=dsn)
+    assert (beside.returncode, beside.stdout.splitlines()[-1]) == (1, said)
+    waiting(eyes, 1, "nobody", seconds=31)
+    old = pgqueue("doctor", dsn=dsn).stdout
+    assert "CRITICAL unserved: 2 jobs wait in queue nobody" in old and said not in old
+
+
+@pytest.mark.promise("F466")
+def test_the_command_says_nothing_of_unserved_jobs_where_there_are_none(dsn: str, eyes: Eyes) -> None:
+    """The only ones wait in a paused queue, or for a slot."""
+    eyes.do("INSERT INTO pgqueue.queue VALUES ('nobody', now())")
+    waiting(eyes, 1, "nobody", seconds=11)
+    with leading(dsn, eyes):
+        worker(eyes)
+        waiting(eyes, 1, seconds=11)
+        lines = pgqueue("doctor", dsn=dsn).stdout.splitlines()
+    assert lines[-1] == "No finding." and [line.split()[-1] for line in lines[1:3]] == ["paused", "slot"]
+
+
 @pytest.mark.promise("F184")
 def test_the_command_shows_how_the_duties_go(dsn: str, eyes: Eyes) -> None:
     with ExitStack() as stack:

@@ -73,6 +73,16 @@ def _screen(found: Diagnosis) -> Iterator[str]:
         yield "No finding."
     for finding in found.findings:
         yield from _finding(finding)
+    yield from _not_yet(found)
+
+
+def _not_yet(found: Diagnosis) -> Iterator[str]:
+    """Why jobs that are counted above as unserved are no finding: their worker may just be starting."""
+    from pgqueue.admin.doctor import UNSERVED_SECONDS
+
+    unserved = any(each.reason == "unserved" for each in found.reasons)
+    if unserved and not any(each.name == "unserved" for each in found.findings):
+        yield f"Jobs without a live worker are a finding once one has waited for {span(UNSERVED_SECONDS)}."
 
 
 def _duty(duty: DutyInfo) -> list[object]:
