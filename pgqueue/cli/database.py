@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pgqueue.config import EMBEDDED, Config, config
-from pgqueue.database.conninfo import parts_of
+from pgqueue.database.conninfo import connect_timeout, parts_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from pgqueue.database.grants import Needs
 
-CONNECT_SECONDS = 10
 PROXY_SECONDS = 2.0
 """A proxy that knows no server closes a connection within this time."""
 SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
@@ -43,8 +41,13 @@ def connected(
     from pgqueue.database import primary
 
     settings = config()
-    how: dict[str, Any] = {"autocommit": True, "client_encoding": "utf8"}
-    with primary.connect(psycopg.Connection, conninfo(settings), application_name=f"pgqueue {command}", **how) as conn:
+    dsn = address(settings)
+    how = connect_timeout(dsn) | {
+        "autocommit": True,
+        "client_encoding": "utf8",
+        "application_name": f"pgqueue {command}",
+    }
+    with primary.connect(psycopg.Connection, dsn, **how) as conn:
         # Behind a transaction pooler a prepared statement may be sent to another session, which does not have it.
         conn.prepare_threshold = None
         try:
@@ -84,8 +87,8 @@ def clock(conn: psycopg.Connection[Any]) -> datetime:
     return now
 
 
-def conninfo(settings: Config) -> str:
-    """The DSN for libpq. A connect gives up after 10 s unless the DSN says otherwise. `embedded:` starts its server."""
+def address(settings: Config) -> str:
+    """The DSN for libpq. `embedded:` starts its server."""
     from psycopg.conninfo import make_conninfo
 
     dsn = settings.require_dsn()
@@ -93,16 +96,14 @@ def conninfo(settings: Config) -> str:
         from pgqueue.database import embedded
 
         dsn = embedded.resolve(dsn)
-    parts = parts_of(dsn)
-    patience = {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": CONNECT_SECONDS}
-    return make_conninfo("", **(patience | parts))
+    return make_conninfo("", **parts_of(dsn))
 
 
 def server_state() -> Ping:
     """Whether the configured server takes connections: `REJECT` while it is starting up, as in recovery."""
     from psycopg.pq import PGconn, Ping
 
-    return Ping(PGconn.ping(conninfo(config()).encode()))
+    return Ping(PGconn.ping(_patient(address(config())).encode()))
 
 
 def between_primaries() -> bool:
@@ -115,11 +116,11 @@ def between_primaries() -> bool:
     import psycopg
     from psycopg.conninfo import make_conninfo
 
-    address = conninfo(config())
+    dsn = _patient(address(config()))
     try:
-        conn = psycopg.connect(make_conninfo(address, target_session_attrs="any"), autocommit=True)
+        conn = psycopg.connect(make_conninfo(dsn, target_session_attrs="any"), autocommit=True)
     except psycopg.OperationalError as error:
-        answers = {_first_word(host, port) for host, port in _places(address)}
+        answers = {_first_word(host, port) for host, port in _places(dsn)}
         return CLOSED in answers or (ENCRYPTION in answers and _has_no_server(error))
     with conn:
         try:
@@ -127,6 +128,13 @@ def between_primaries() -> bool:
                 return conn.execute("SHOW transaction_read_only").fetchone() == ("on",)
         except psycopg.OperationalError:  # a session without a server
             return True
+
+
+def _patient(dsn: str) -> str:
+    """The DSN, with the time that a connection may take: for what has no other options."""
+    from psycopg.conninfo import make_conninfo
+
+    return make_conninfo(dsn, **connect_timeout(dsn))
 
 
 def _has_no_server(error: psycopg.OperationalError) -> bool:
@@ -161,12 +169,12 @@ def _answered_within(seconds: float, conn: psycopg.Connection[Any]) -> Iterator[
         raise
 
 
-def _places(address: str) -> list[tuple[str, int]]:
+def _places(dsn: str) -> list[tuple[str, int]]:
     """The hosts and ports of an address, without sockets. libpq reads services and the environment, so it is asked: a
     connection knows them as soon as it begins."""
     from psycopg.pq import PGconn
 
-    conn = PGconn.connect_start(address.encode())
+    conn = PGconn.connect_start(dsn.encode())
     try:
         said = {each.keyword: (each.val or b"").decode() for each in conn.info}
     finally:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pgqueue.config import Config
 from pgqueue.database import drivers
+from pgqueue.database.conninfo import connect_timeout, connect_timeout_at_most
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.errors import Error, JobNotFound, ResultTimeout
 from pgqueue.jobs.states import ENDED
@@ -137,13 +138,12 @@ class Wait:
         dsn = self.config.require_dsn()
         return self.config.listen_dsn or dsn
 
-    def options(self) -> dict[str, Any]:
+    def options(self, dsn: str) -> dict[str, Any]:
         """The options of its connections."""
-        return {
+        return connect_timeout_at_most(dsn, min(ANSWER_SECONDS, self.left())) | {
             "autocommit": True,
             "prepare_threshold": None,
             "client_encoding": "utf8",
-            "connect_timeout": int(max(2.0, min(ANSWER_SECONDS, self.left()))),
             "fallback_application_name": "pgqueue result",
         }
 
@@ -357,7 +357,7 @@ def connect(config: Config) -> psycopg.Connection[Any]:
 
     dsn = embedded.resolve(config.require_dsn())
     options: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "client_encoding": "utf8"}
-    return primary.connect(psycopg.Connection, dsn, after=_after, **options)
+    return primary.connect(psycopg.Connection, dsn, after=_after, **(connect_timeout(dsn) | options))
 
 
 def _connect(wait: Wait) -> psycopg.Connection[Any]:
@@ -366,7 +366,7 @@ def _connect(wait: Wait) -> psycopg.Connection[Any]:
     from pgqueue.database import embedded, primary
 
     dsn = embedded.resolve(wait.dsn())
-    return primary.connect(psycopg.Connection, dsn, patience=wait.patience(), after=_after, **wait.options())
+    return primary.connect(psycopg.Connection, dsn, patience=wait.patience(), after=_after, **wait.options(dsn))
 
 
 async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
@@ -376,9 +376,9 @@ async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
 
     from pgqueue.database import embedded, primary
 
-    dsn = await asyncio.to_thread(embedded.resolve, wait.dsn())
+    dsn = await embedded.aresolve(wait.dsn())
     opening = asyncio.ensure_future(
-        primary.aconnect(psycopg.AsyncConnection, dsn, patience=wait.patience(), **wait.options())
+        primary.aconnect(psycopg.AsyncConnection, dsn, patience=wait.patience(), **wait.options(dsn))
     )
     try:
         return await asyncio.shield(opening)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgqueue.config import config
 from pgqueue.database.client_encoding import utf8
+from pgqueue.database.conninfo import connect_timeout
 from pgqueue.database.foreign_errors import said
 from pgqueue.database.notify_queue import is_full, silent
 from pgqueue.database.statements import Row, Statement
@@ -112,6 +113,8 @@ def alone(conn: Any) -> bool:
 def connect(**options: Any) -> psycopg.Connection[tuple[Any, ...]]:
     """Open a psycopg connection to the configured database. `options` are those of `psycopg.connect`.
 
+    To connect with one host may take 10 s, unless `connect_timeout` is an option, or in the DSN or the environment.
+
     The caller owns it: `with pgqueue.connect() as conn:` commits at the end and closes it. Raises NotConfigured.
 
     As any connection of psycopg it begins a transaction at its first statement, also at one that only reads. An open
@@ -127,7 +130,8 @@ def connect_to(dsn: str, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
     from pgqueue.database import embedded
 
     options = _prepared(options, psycopg.connect)
-    return psycopg.connect(embedded.resolve(dsn), **options)
+    address = embedded.resolve(dsn)
+    return psycopg.connect(address, **(connect_timeout(address) | options))
 
 
 async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
@@ -138,16 +142,13 @@ async def aconnect(**options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
 
 async def aconnect_to(dsn: str, **options: Any) -> psycopg.AsyncConnection[tuple[Any, ...]]:
     """`aconnect` to this database."""
-    import asyncio
-
     import psycopg
 
     from pgqueue.database import embedded
 
     options = _prepared(options, psycopg.AsyncConnection.connect)
-    # The first use of `embedded:` starts a server, which takes a moment: that must not block the loop.
-    address = await asyncio.to_thread(embedded.resolve, dsn)
-    return await psycopg.AsyncConnection.connect(address, **options)
+    address = await embedded.aresolve(dsn)
+    return await psycopg.AsyncConnection.connect(address, **(connect_timeout(address) | options))
 
 
 def _prepared(options: dict[str, Any], connect: Callable[..., Any]) -> dict[str, Any]:

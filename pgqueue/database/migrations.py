@@ -31,6 +31,7 @@ from psycopg.rows import tuple_row
 
 from pgqueue import config
 from pgqueue.database import embedded, primary
+from pgqueue.database.conninfo import connect_timeout
 from pgqueue.database.grants import Needs, lacks
 from pgqueue.database.number import check_number, set_number, warn_of_others
 from pgqueue.database.schema_locks import lock_name, plain_cursor, set_local, take_time, with_locks
@@ -485,6 +486,7 @@ def _connected(target: str | Connection) -> Iterator[Connection]:
         raise InvalidOption(f"migrate: target is a DSN or a connection of psycopg, not {type(target).__qualname__}")
     dsn = embedded.resolve(config.normalize(target))
     how: dict[str, Any] = {"autocommit": True, "application_name": "pgqueue migrate", "client_encoding": "utf8"}
+    how |= connect_timeout(dsn)
     with primary.connect(psycopg.Connection, dsn, row_factory=tuple_row, **how) as conn:
         yield conn
 

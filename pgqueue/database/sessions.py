@@ -35,7 +35,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 
 from pgqueue.database import alarms, forks, notify_queue, primary, statements
 from pgqueue.database.backoff import is_loss, one_line
-from pgqueue.database.conninfo import names
+from pgqueue.database.conninfo import connect_timeout
 from pgqueue.database.dead_link import hang_up
 from pgqueue.database.outage import Outage
 from pgqueue.database.pipeline import Wire
@@ -55,8 +55,6 @@ OVERDUE_SECONDS = 2.0
 """A message without an answer for so long is overdue: no statement waits longer than this for a lock."""
 LOOK_SECONDS = 1.0
 """While a message is overdue, a look ends or begins so often."""
-CONNECT_SECONDS = 10
-"""To connect with one host may take so long, unless the DSN says otherwise."""
 # If the database is away, a session is opened again after this time at most.
 PAUSE_MOST = 5.0
 # A session that looks older than its connection by at most this time still counts as that connection's own.
@@ -286,8 +284,7 @@ class Session:
 
 def options(link: Link, application_name: str) -> dict[str, Any]:
     """The options of a worker's connections: autocommit, statements prepared at first use, dead links noticed."""
-    patience = {} if names(link.dsn, "connect_timeout") else {"connect_timeout": CONNECT_SECONDS}
-    return patience | {
+    return connect_timeout(link.dsn) | {
         "autocommit": True,
         "application_name": application_name,
         "client_encoding": "utf8",

@@ -19,6 +19,7 @@ from pgqueue.admin import depth
 from pgqueue.admin.depth import UNKNOWN, Measured, QueueInfo
 from pgqueue.config import config, safe
 from pgqueue.database import embedded, forks, steps
+from pgqueue.database.conninfo import connect_timeout_at_most
 from pgqueue.database.sessions import Link, options
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.database.steps import Steps
@@ -190,7 +191,7 @@ class Reader:
         if self._conn is None or self._conn.closed:
             # Behind a transaction pooler a prepared statement may be sent to another session.
             link = Link(embedded.resolve(settings.require_dsn()), settings.schema, prepare=False)
-            how = options(link, "pgqueue metrics") | {"connect_timeout": CONNECT_SECONDS}
+            how = options(link, "pgqueue metrics") | connect_timeout_at_most(link.dsn, CONNECT_SECONDS)
             self._conn = psycopg.connect(link.dsn, **how)
             forks.cut_in_children(self._conn)
         with self._conn.transaction():

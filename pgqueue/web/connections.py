@@ -55,6 +55,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from pgqueue.config import Config, config
 from pgqueue.database import embedded, primary
 from pgqueue.database.backoff import is_loss
+from pgqueue.database.conninfo import connect_timeout, connect_timeout_at_most
 from pgqueue.database.dead_link import hang_up
 from pgqueue.database.outage import Outage
 from pgqueue.database.pool_log import quieten
@@ -287,7 +288,7 @@ class Connections:
                     reconnect_timeout=WAIT_SECONDS,
                     open=False,
                     name=NAME,
-                    kwargs=OPTIONS,
+                    kwargs=OPTIONS | connect_timeout(dsn),
                 )
                 await pool.open()
                 self._pool, self._dsn = pool, dsn
@@ -344,7 +345,7 @@ async def _close_at_the_end(pool: AsyncConnectionPool[_Pooled]) -> None:
 async def _reach(dsn: str) -> None:
     """Connect with the database. Raises Unreachable, which says why not."""
     try:
-        conn = await AsyncConnection.connect(dsn, **OPTIONS, connect_timeout=int(max(WAIT_SECONDS, ANSWER_SECONDS)))
+        conn = await AsyncConnection.connect(dsn, **(OPTIONS | connect_timeout_at_most(dsn, WAIT_SECONDS)))
     except psycopg.OperationalError as error:
         raise Unreachable(f"{server_of(dsn)}: {error}") from error
     await conn.close()

@@ -18,6 +18,7 @@ from psycopg import AsyncConnection, sql
 
 from pgqueue.admin.activity import achannels, amark
 from pgqueue.database import embedded
+from pgqueue.database.conninfo import connect_timeout_at_most
 from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic
 from pgqueue.web.connections import Connection, Connections
@@ -27,7 +28,8 @@ log = logging.getLogger("pgqueue")
 LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 30.0
 """After this time the channels are asked for again: there may be new queues. A broken connection is opened again."""
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS, HOST_SECONDS = 5.0, 3
+"""So long it may take to connect and to listen; and with one host, so that a frozen one leaves time for the next."""
 
 
 class Listener:
@@ -82,8 +84,10 @@ class Listener:
             dsn = self._connections.config().listen_dsn
             if dsn is None:
                 return
+            address = await embedded.aresolve(dsn)
             self._conn = await AsyncConnection.connect(
-                await embedded.aresolve(dsn),
+                address,
+                **connect_timeout_at_most(address, HOST_SECONDS),
                 autocommit=True,
                 prepare_threshold=None,
                 client_encoding="utf8",

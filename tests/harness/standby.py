@@ -132,6 +132,16 @@ def alter(cluster: Cluster, name: str, value: str) -> None:
 
 
 @contextmanager
+def frozen_first(dsn: str) -> Iterator[str]:
+    """An address of two servers: the first takes connections and says nothing, the second is that of the DSN."""
+    said = conninfo_to_dict(dsn)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        yield make_conninfo(
+            dsn, host=f"127.0.0.1,{said['host']}", port=f"{frozen.getsockname()[1]},{said.get('port', 5432)}"
+        )
+
+
+@contextmanager
 def frozen_second(dsn: str) -> Iterator[str]:
     """An address of two servers: the first only reads; the second takes connections and says nothing."""
     said = conninfo_to_dict(dsn)

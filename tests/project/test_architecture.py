@@ -214,6 +214,46 @@ def test_a_framework_is_imported_by_its_own_integration_only() -> None:
     ] == []
 
 
+# Functions that open a connection with options that they are given, or to a server that the caller has named for a test
+# or for the demo, on this machine.
+UNTIMED = {
+    ("database.primary", "connect"),
+    ("database.primary", "aconnect"),
+    ("worker.transactions.opening", "connect"),  # options of the pool, which are those of `sessions`
+    ("web.connections", "connect"),  # the same for the dashboard's pool
+    ("cli.database", "_places"),  # it does not wait
+    ("cli.demo", "_play"),
+    ("cli.demo", "_version"),
+    ("cli.demo.processes", "fresh_database"),
+    ("cli.demo.processes", "_run"),
+    ("pytest_plugin", "__init__"),
+    ("pytest_plugin", "pgqueue_conn"),
+    ("pytest_plugin", "_async_fixture"),
+    ("pytest_plugin", "aconn"),
+}
+OPENS = re.compile(r"(?:psycopg\.connect|Connection\.connect|\bkind\.connect|primary\.a?connect|PGconn\.\w+)\Z")
+TIMED = {"connect_timeout", "connect_timeout_at_most", "options", "_patient"}
+"""What gives a connection its time: the rule of `conninfo`, and the options that have it from there."""
+
+
+def opening() -> Iterator[tuple[str, str, bool]]:
+    """Each function that opens a connection of psycopg: its module, its name, whether it says for how long."""
+    for name, path in modules().items():
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                called = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
+                if any(map(OPENS.search, called)):
+                    yield name, function.name, any(each.split(".")[-1] in TIMED for each in called)
+
+
+@pytest.mark.promise("F467")
+def test_each_connection_takes_its_time_from_one_rule() -> None:
+    """Naive: it waits for each frozen host for as long as the driver does, which is two minutes."""
+    found = list(opening())
+    assert len(found) > 20
+    assert {(name, function) for name, function, timed in found if not timed} == UNTIMED
+
+
 def test_every_module_says_what_it_is() -> None:
     """All but the empty ones, which make a folder a package."""
     sources = {name: path.read_text(encoding="utf-8") for name, path in modules().items()}

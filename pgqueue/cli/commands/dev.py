@@ -102,7 +102,7 @@ def _is_loopback(host: str) -> bool:
 
 def _up_to_date() -> str:
     """Bring the tables up to date, and say where they are; the DSN for the processes."""
-    from pgqueue.cli.database import connected, conninfo, place
+    from pgqueue.cli.database import address, connected, place
     from pgqueue.config import config
     from pgqueue.database import migrations
 
@@ -111,7 +111,7 @@ def _up_to_date() -> str:
         click.echo(f"database:  {place(conn)}", err=True)
     for file in applied:
         click.echo(f"           applied {file}", err=True)
-    return conninfo(config())
+    return address(config())
 
 
 def _web_lacks() -> str | None:

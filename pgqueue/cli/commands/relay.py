@@ -136,13 +136,15 @@ def _outbox(source: str) -> psycopg.Connection[Any]:
     """A connection in autocommit mode to a database that has an outbox."""
     import psycopg
 
-    from pgqueue.cli.database import conninfo
+    from pgqueue.cli.database import address
     from pgqueue.config import config
     from pgqueue.database import migrations, primary
+    from pgqueue.database.conninfo import connect_timeout
 
     settings = config(dsn=source)
-    how: dict[str, Any] = {"autocommit": True, "client_encoding": "utf8", "application_name": "pgqueue relay"}
-    conn = primary.connect(psycopg.Connection, conninfo(settings), **how)
+    dsn = address(settings)
+    how = connect_timeout(dsn) | {"autocommit": True, "client_encoding": "utf8", "application_name": "pgqueue relay"}
+    conn = primary.connect(psycopg.Connection, dsn, **how)
     conn.prepare_threshold = None
     migrations.require(conn, settings.schema, migrations.OUTBOX)
     return conn
