@@ -434,7 +434,11 @@ def _place(error: BaseException) -> str | None:
 
 
 def _traceback(error: BaseException) -> str | None:
-    """The traceback of the error; if it is too long, its middle is cut out."""
+    """The traceback of the error; if it is too long, its middle is cut out.
+
+    What follows begins with a whole line: in the rest of one stands a value without its name, which tells redaction
+    (pgqueue/web/redaction.py) that it is to be hidden.
+    """
     if isinstance(error, InvalidArguments):
         return None
 
@@ -446,7 +450,8 @@ def _traceback(error: BaseException) -> str | None:
     if len(text) <= TRACEBACK_MOST:
         return text
     half = TRACEBACK_MOST // 2
-    return f"{text[:half]}\n… {len(text) - TRACEBACK_MOST} characters left out …\n{text[-half:]}"
+    begin = text.find("\n", len(text) - half - 1) + 1 or len(text)
+    return f"{text[:half]}\n… {begin - half} characters left out …\n{text[begin:]}"
 
 
 def _lines(error: BaseException) -> list[str]:

@@ -14,7 +14,7 @@ What is hidden:
 4. All texts of an item whose arguments, headers or result were too large to be read: what they hide is unknown. Also
    those of an item with very many hidden values: to look for each in each text would take minutes.
 5. The end of a text that was cut, when it was stored or before `…`, if it is the beginning of a value of 3: 4
-   characters or more.
+   characters or more. And what follows `…`, if it is the end of such a value.
 6. What the application's own function replaces. It is asked for every value of an item with its path, containers
    before what is in them. If it raises, the value is hidden.
 
@@ -189,7 +189,8 @@ class Redaction:
                 text = text.replace(each, HIDDEN)
         if is_error and (was_cut or CUT in text):
             *pieces, last = text.rsplit(CUT, CUTS_MOST)
-            text = CUT.join([*(_without_begun(each, hidden) for each in pieces), last])
+            pieces = [*(_without_begun(each, hidden) for each in pieces), last]
+            text = CUT.join([pieces[0], *(_without_ended(each, hidden) for each in pieces[1:])])
             text = _without_begun(text, hidden) if was_cut else text
         if not self.patterns:
             return text
@@ -237,6 +238,20 @@ def _without_begun(text: str, hidden: Iterable[str]) -> str:
                 break
             at = text.find(each[:LEAST], at + 1, end)
     return text if cut == end else text[:cut] + HIDDEN + text[end:]
+
+
+def _without_ended(text: str, hidden: Iterable[str]) -> str:
+    """The text without a beginning that is the end of a hidden value."""
+    begin = cut = len(text) - len(text.lstrip())
+    for each in hidden:
+        most = begin + min(len(each), END_MOST)
+        at = text.rfind(each[-LEAST:], begin, most)
+        while at >= 0 and at + LEAST > cut:
+            if each.endswith(text[begin : at + LEAST]):
+                cut = at + LEAST
+                break
+            at = text.rfind(each[-LEAST:], begin, at + LEAST - 1)
+    return text if cut == begin else text[:begin] + HIDDEN + text[cut:]
 
 
 def _unread(item: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,8 @@ from dashboards import reading
 import pgqueue
 from pgqueue.admin.error_groups import ErrorGroup
 from pgqueue.errors import InvalidOption
+from pgqueue.jobs import outcomes
+from pgqueue.jobs.outcomes import problem
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import drain
 from pgqueue.web.pages import lists
@@ -463,6 +466,64 @@ def test_the_end_of_a_cut_error_hides_the_beginning_of_a_secret(end: str, shown:
     assert DEFAULT.shown(item)["reason"].lstrip(" ") == shown
     assert DEFAULT.shown(item | {"reason": "x abcd"})["reason"] == "x abcd", "an error that was not cut"
     assert DEFAULT.shown(item | {"reason": f"x {end}… y"})["reason"] == f"x {shown}… y"
+
+
+def stored(text: str, most: int = outcomes.TRACEBACK_MOST) -> str:
+    """The traceback of an error that says this, as it is stored."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcomes, "TRACEBACK_MOST", most)
+        try:
+            raise ValueError(text)
+        except ValueError as error:
+            found = problem("error", error).traceback
+    assert found is not None and ("characters left out" in found) is (len(text) > most)
+    return found
+
+
+SECRET = "zq0ZQ1zq2-ZQ3zq4ZQ5"
+LINES = {
+    "a name": (f"the password={SECRET} is wrong", {}),
+    "a name in a line with blanks": (f"Cookie: a=1; session={SECRET}; b={SECRET}", {}),
+    "the argument alone": (f"no {SECRET} here", {"card_token": SECRET}),
+}
+
+
+@pytest.mark.promise("F138", "F468")
+@pytest.mark.parametrize("case", LINES)
+def test_no_cut_in_the_middle_of_a_traceback_shows_a_part_of_a_secret(case: str) -> None:
+    """Naive: what follows the cut begins with the end of a secret, of which neither name nor value is known.
+
+    The cut is at each character of the line.
+    """
+    line, args = LINES[case]
+    for after in range(len(line) + 1):
+        text = stored("x\n" * 9_000 + f"{line}\n" + "y" * (9_999 - after))
+        shown = DEFAULT.shown({"args": args, "attempts": [{"traceback": text}]})["attempts"][0]["traceback"]
+        assert not any(SECRET[at : at + 4] in shown for at in range(len(SECRET) - 3)), (after, shown[-11_000:-9_900])
+
+
+@pytest.mark.promise("F468")
+def test_the_end_of_a_cut_traceback_is_whole_lines() -> None:
+    text = stored("x\n" * 9_000 + "password=a long line: " + "y" * 20_000)
+    assert text.endswith(" characters left out …\n") and text.startswith("Traceback ")
+    said = "x\n" * 9_000 + f"{'y' * 50}\n" * 190 + "the end"
+    text, whole = stored(said), stored(said, 1 << 30)
+    _, _, end = text.partition("left out …\n")
+    assert set(end.split("\n")) >= {"y" * 50, "the end"} and end[0] in "xy" and 9_600 < len(end) <= 10_000
+    [left] = re.findall(r"… (\d+) characters", text)
+    assert int(left) == len(whole) - 10_000 - len(end)
+
+
+@pytest.mark.promise("F468")
+@pytest.mark.parametrize(
+    ("begin", "shown"), [("efgh", HIDDEN), ("fgh", "fgh"), ("bcdefgh", HIDDEN), ("xbcdefgh", "xbcdefgh")]
+)
+def test_the_beginning_behind_a_cut_hides_the_end_of_a_secret(begin: str, shown: str) -> None:
+    item = {"args": {"token": "abcdefgh"}, "reason": f"x … y …\n{begin} z"}
+    assert DEFAULT.shown(item)["reason"] == f"x … y …\n{shown} z"
+    assert DEFAULT.shown(item | {"reason": f"x {begin} z"})["reason"] == f"x {begin} z", "an error that was not cut"
+    twice = {"args": {"token": "abababab"}, "reason": "x …bababab!"}
+    assert DEFAULT.shown(twice)["reason"] == f"x …{HIDDEN}!", "the longest end counts"
 
 
 @pytest.mark.promise("F64", "F138")
