@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +16,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
-from servers import memory
+from servers import server_home
 from workers import wait_until
 
 from pgqueue.cli.demo.account import TABLES, Account, settle
@@ -40,10 +39,9 @@ BALANCED = Account(
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Where temporary directories of the demo go: an empty directory with a path short enough for a socket."""
-    with tempfile.TemporaryDirectory(prefix="pgqueue-test-", dir=memory()) as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
+    """Where temporary directories of the demo go: an empty directory."""
+    with server_home() as directory:
+        yield directory
 
 
 @contextmanager

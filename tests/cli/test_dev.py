@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import psutil
 import psycopg
 import pytest
 from commands import COMMAND, pgqueue
-from servers import memory
+from servers import server_home
 from workers import wait_until
 
 TASKS = """
@@ -86,9 +85,7 @@ def run(place: Path, dsn: str) -> str:
 @pytest.mark.promise("F286")
 def test_the_first_job_runs_within_seconds_on_a_machine_without_a_server() -> None:
     """From nothing: a server, its tables, a worker. 15 s is what the issue of a first hour allows."""
-    with tempfile.TemporaryDirectory(prefix="pgqueue-test-", dir=memory()) as directory:
-        place = Path(directory)
-        place.chmod(0o755)
+    with server_home() as place:
         deploy(place, "first")
         began = monotonic()
         with dev(place, "--no-web", dsn="embedded:") as process:
@@ -98,7 +95,7 @@ def test_the_first_job_runs_within_seconds_on_a_machine_without_a_server() -> No
         assert process.returncode == 0
         wait_until(
             lambda: (
-                not any(directory in " ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
+                not any(str(place) in " ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
             )
         )
 

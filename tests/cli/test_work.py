@@ -18,7 +18,7 @@ import pytest
 from commands import Worker, items, pgqueue, working
 from early import early
 from psycopg.conninfo import conninfo_to_dict
-from servers import Server
+from servers import Server, server_home
 from starting import StartingServer
 from workers import Eyes, apply_ddl, wait_until
 
@@ -82,6 +82,16 @@ def until_thread(path: str) -> str:
 def app(tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(TASKS)
     return tmp_path
+
+
+@pytest.fixture
+def embedded_app() -> Iterator[Path]:
+    """The application in a directory where `embedded:` may have its server."""
+    if os.environ.get("PGQUEUE_TEST_DSN"):
+        pytest.skip("a server of the tests' own is used")
+    with server_home() as home:
+        (home / "shop.py").write_text(TASKS)
+        yield home
 
 
 def jobs(conn: psycopg.Connection[Any], state: str) -> int:
@@ -502,14 +512,13 @@ def test_an_idle_worker_is_light(dsn: str, app: Path) -> None:
 
 
 @pytest.mark.second
-def test_embedded_is_a_database_like_any_other(app: Path) -> None:
-    if os.environ.get("PGQUEUE_TEST_DSN"):
-        pytest.skip("a server of the tests' own is used")
-    assert pgqueue("migrate", dsn="embedded:", cwd=app).returncode == 0
-    with working("shop", dsn="embedded:", cwd=app) as worker:
+def test_embedded_is_a_database_like_any_other(embedded_app: Path) -> None:
+    assert pgqueue("migrate", dsn="embedded:", cwd=embedded_app).returncode == 0
+    with working("shop", dsn="embedded:", cwd=embedded_app) as worker:
         worker.says("ready")
-        assert pgqueue("enqueue", "quick", '{"x": 1}', "--queue", "fast", dsn="embedded:", cwd=app).returncode == 0
-        shown = wait_until(lambda: pgqueue("jobs", "--state", "completed", dsn="embedded:", cwd=app).stdout)
+        added = pgqueue("enqueue", "quick", '{"x": 1}', "--queue", "fast", dsn="embedded:", cwd=embedded_app)
+        assert added.returncode == 0, added.stderr
+        shown = wait_until(lambda: pgqueue("jobs", "--state", "completed", dsn="embedded:", cwd=embedded_app).stdout)
         assert "quick" in shown
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0
@@ -517,11 +526,9 @@ def test_embedded_is_a_database_like_any_other(app: Path) -> None:
 
 @pytest.mark.second
 @pytest.mark.promise("F439")
-def test_a_supervisor_on_embedded_signs_off_before_the_server_stops(app: Path) -> None:
-    if os.environ.get("PGQUEUE_TEST_DSN"):
-        pytest.skip("a server of the tests' own is used")
-    assert pgqueue("migrate", dsn="embedded:", cwd=app).returncode == 0
-    with working("shop", "--processes", "2", dsn="embedded:", cwd=app) as worker:
+def test_a_supervisor_on_embedded_signs_off_before_the_server_stops(embedded_app: Path) -> None:
+    assert pgqueue("migrate", dsn="embedded:", cwd=embedded_app).returncode == 0
+    with working("shop", "--processes", "2", dsn="embedded:", cwd=embedded_app) as worker:
         worker.says("ready: 2 worker processes")
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0

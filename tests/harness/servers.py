@@ -11,7 +11,8 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -125,6 +126,19 @@ def binaries() -> Path:
 def memory() -> Path | None:
     """Where files live in memory, if there is room for a test run."""
     return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED else None
+
+
+@contextmanager
+def server_home() -> Iterator[Path]:
+    """A directory where a command of the test may start its own server; its path is short enough for a socket.
+
+    Not `tmp_path`: the server's account must pass each directory above. pytest keeps other accounts out of
+    /tmp/pytest-of-root, and each run of pytest that begins does so again, also while this test uses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="pgqueue-test-", dir=memory()) as directory:
+        home = Path(directory)
+        home.chmod(0o755)
+        yield home
 
 
 def _answers(path: str) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import stat
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -71,6 +73,13 @@ def test_an_own_server_can_stop_and_crash_and_come_back(own_server: Server) -> N
         own_server.start()
         with psycopg.connect(own_server.dsn("postgres")) as conn:
             assert conn.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
+def test_no_other_run_of_pytest_closes_the_way_to_a_servers_home() -> None:
+    """Naive is `tmp_path`: pytest makes /tmp/pytest-of-root private whenever a run begins."""
+    with servers.server_home() as home:
+        assert home.parent in {servers.MEMORY, Path(tempfile.gettempdir())}
+        assert all(above.stat().st_mode & stat.S_IXOTH for above in [home, *home.parents])
 
 
 def test_two_phase_commit_is_possible(conn: psycopg.Connection) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import re
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields
@@ -17,7 +16,7 @@ import pages
 import pytest
 import reference
 from pages import PAGES, ROOT, Block, Reader, anchor, anchors, blocks, links, prose
-from servers import memory
+from servers import server_home
 
 import pgqueue
 from pgqueue.cli import main
@@ -42,10 +41,9 @@ SKIPPED_LANGUAGES = {"text"}
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A directory for a page's files, with a path short enough for a server's socket."""
-    with tempfile.TemporaryDirectory(prefix="pgqueue-test-", dir=memory()) as directory:
-        Path(directory).chmod(0o755)  # a server under another account must reach its files
-        yield Path(directory)
+    """A directory for a page's files; a server under another account must reach them."""
+    with server_home() as directory:
+        yield directory
 
 
 def to_run(page: Path) -> list[Block]:
