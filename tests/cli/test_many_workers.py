@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
 from typing import Any, ClassVar
@@ -19,6 +17,7 @@ from commands import Worker, pgqueue, working
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servers import Server
+from stopped import server_pids, stopped
 from workers import Eyes, wait_until
 
 import pgqueue as library
@@ -382,29 +381,13 @@ def test_a_database_that_is_frozen_keeps_no_last_message_of_another(
         wait_until((holding / "a.begun").exists)
         with psycopg.connect(frozen) as conn:
             wait_until(lambda: conn.execute("SELECT state FROM pgqueue.job").fetchone() == ("running",))
-        with stopped(own_server):
+        assert own_server.cluster is not None
+        with stopped(server_pids(own_server.cluster)):
             worker.signal(signal.SIGTERM)
             begun = time()
             assert worker.ends() == 5
             assert time() - begun < 15.0  # else it is ended at 20.5
             assert eyes.one("SELECT ARRAY[state, attempt::text] FROM pgqueue.job") == ["available", "0"]
-
-
-@contextmanager
-def stopped(server: Server) -> Iterator[None]:
-    """All processes of this server stand."""
-    assert server.cluster is not None
-    [first, *_] = (server.cluster.data / "postmaster.pid").read_text().split()
-    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-    pids = [int(first), *map(int, children)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):  # a child may have been at its end
-                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.second

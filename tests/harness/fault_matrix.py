@@ -38,6 +38,7 @@ from pgbouncers import PROGRAM, PgBouncer
 from poolers import Pooler
 from servers import SETTINGS, VERSION, Server, binaries, embedded_server
 from standby import pair
+from stopped import stopped
 from supervised import supervised
 from workers import Eyes, wait_until, workers
 
@@ -171,11 +172,10 @@ def kill_application(stage: Stage) -> None:
 def freeze_worker(stage: Stage) -> None:
     """SIGSTOP of the worker that runs a job with the lock, for two and a half leases."""
     pid = stage.holder()
-    os.kill(pid, signal.SIGSTOP)
-    stage.note("frozen", pid)
-    stage.lasts(2.5 * LEASE)
-    stage.note("thawed", pid)
-    os.kill(pid, signal.SIGCONT)
+    with stopped([pid]):
+        stage.note("frozen", pid)
+        stage.lasts(2.5 * LEASE)
+        stage.note("thawed", pid)
 
 
 def crash_server(stage: Stage) -> None:
@@ -234,11 +234,9 @@ def freeze_postmaster(stage: Stage) -> None:
     assert stage.server.cluster is not None
     postmaster = stage.server.cluster.postmaster()
     assert postmaster is not None
-    with psycopg.connect(stage.dsn, autocommit=True) as conn:
-        os.kill(postmaster, signal.SIGSTOP)
+    with psycopg.connect(stage.dsn, autocommit=True) as conn, stopped([postmaster]):
         conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgqueue%'")
         stage.lasts(40)
-        os.kill(postmaster, signal.SIGCONT)
 
 
 def take_connections(stage: Stage) -> None:

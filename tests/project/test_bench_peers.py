@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from peer_records import about, plain_about
+from peer_tables import OURS
 
 from bench.peers import command, peer, plan, record
 from bench.peers.child import Child, Died, ending_at_sigterm, limited
@@ -28,18 +29,7 @@ from bench.peers.size import Size
 ADAPTERS = Path(command.__file__).parent / "adapters"
 
 
-BROKEN = """
-[peers.pgqueue]
-title = "pgqueue"
-language = "python"
-adapter = "pgqueue_tasks"
-settings = { concurrency = 10, bulk = 1000 }
-size = 5000
-done = "committed"
-unfinished = "SELECT EXISTS (SELECT FROM pgqueue.job_available) OR EXISTS (SELECT FROM pgqueue.job_running)"
-history = "always"
-durability = "flushed"
-
+OTHERS = """
 [peers.broken]
 title = "Broken"
 language = "python"
@@ -67,6 +57,7 @@ done = "never"
 history = "none"
 durability = "none"
 """
+BROKEN = OURS + OTHERS
 
 
 @pytest.mark.second

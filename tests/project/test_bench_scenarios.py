@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner
+from peer_tables import OURS
 
 from bench.peers import crashes, curves, peer, record, starts
 from bench.peers.command import peers
@@ -20,20 +21,6 @@ from bench.peers.size import Size
 from bench.peers.stage import Stage
 from bench.peers.statements import executed
 from bench.server import Lab
-
-OURS = """
-[peers.pgqueue]
-title = "pgqueue"
-language = "python"
-adapter = "pgqueue_tasks"
-settings = { concurrency = 10, bulk = 1000 }
-size = 5000
-done = "committed"
-unfinished = "SELECT EXISTS (SELECT FROM pgqueue.job_available) OR EXISTS (SELECT FROM pgqueue.job_running)"
-history = "always"
-durability = "flushed"
-
-"""
 
 
 @pytest.mark.second

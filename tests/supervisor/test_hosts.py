@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from commands import Worker, items, pgqueue, working
 from hosts import container, host
+from stopped import stopped
 from supervised import TASKS, Supervised, deploy, gone, put, supervised
 from workers import Eyes, wait_until
 
@@ -147,11 +148,8 @@ def test_a_workers_id_is_never_used_again(tmp_path: Path, dsn: str, eyes: Eyes) 
         wait_until(lambda: all(eyes.one(known, pid) for pid in one.pids()))  # the killed one has its row for a moment
         stalled = one.pids().pop()
         before = eyes.one(known, stalled)
-        os.kill(stalled, signal.SIGSTOP)
-        try:
+        with stopped([stalled]):
             wait_until(lambda: eyes.one("SELECT dead_at FROM pgqueue.worker WHERE id = %s", before) is not None)
-        finally:
-            os.kill(stalled, signal.SIGCONT)
         again = wait_until(lambda: eyes.one(known, stalled))
         assert again != before
         one.signal(signal.SIGTERM)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import psutil
 import psycopg
 import pytest
 from accounts import accounts
@@ -18,6 +15,7 @@ from failover import run
 from patroni import needs_patroni
 from servers import Server
 from standby import pair
+from stopped import server_pids, stopped
 from transactional_tasks import outcomes
 from workers import Eyes, until, wait_until, work, workers
 
@@ -146,11 +144,7 @@ def test_a_frozen_primary_is_left_by_all_when_a_standby_is_promoted(
             [process] = made.ready(concurrency=2)
             process.event("began", job=job)
             both.caught_up()
-            postmaster = psutil.Process(both.primary.postmaster())
-            frozen = [postmaster, *postmaster.children()]
-            for each in frozen:
-                os.kill(each.pid, signal.SIGSTOP)
-            try:
+            with stopped(server_pids(both.primary)):
                 (tmp_path / "go").touch()
                 both.promote()
                 began = monotonic()
@@ -164,9 +158,6 @@ def test_a_frozen_primary_is_left_by_all_when_a_standby_is_promoted(
                 eyes.close()
                 assert took < 20.0
                 assert process.stop() == 0
-            finally:
-                for each in frozen:
-                    os.kill(each.pid, signal.SIGCONT)
 
 
 @needs_patroni

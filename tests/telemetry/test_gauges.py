@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from roles import Role, role
+from stopped import stopped
 from workers import until, wait_until, work
 
 import pgqueue
@@ -218,17 +219,16 @@ def test_a_server_that_is_stuck_holds_no_scrape_and_no_gauges_are_old(
     pid = conn.info.backend_pid
     thaws = threading.Timer(20.0, os.kill, (pid, signal.SIGCONT))  # else a scrape that is held would hold this test
     thaws.start()
-    os.kill(pid, signal.SIGSTOP)
     try:
-        with ThreadPoolExecutor(8) as clients:
-            assert not any(clients.map(lambda _: shows(), range(8)))
-        assert [each.name for each in threading.enumerate()].count("pgqueue-gauges") == 1
-        numbers.leads = False
-        assert not shows()
-        assert max(seconds) < 5.0
+        with stopped([pid]):
+            with ThreadPoolExecutor(8) as clients:
+                assert not any(clients.map(lambda _: shows(), range(8)))
+            assert [each.name for each in threading.enumerate()].count("pgqueue-gauges") == 1
+            numbers.leads = False
+            assert not shows()
+            assert max(seconds) < 5.0
     finally:
         thaws.cancel()
-        os.kill(pid, signal.SIGCONT)
     wait_until(lambda: conn.closed)  # the lead was lost meanwhile
     numbers.leads = True
     wait_until(shows)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from stopped import stopped
 from workers import Eyes, Taker, until
 
 from pgqueue.worker.liveness import rescue as rescues
@@ -34,17 +33,9 @@ async def victim(dsn: str, eyes: Eyes) -> Taker:
     return taker
 
 
-@contextmanager
-def stopped(takers: list[Taker]) -> Iterator[None]:
+def stuck(takers: list[Taker]) -> AbstractContextManager[None]:
     """The server's processes for their sessions are stopped."""
-    pids = [taker.session.identity[0] for taker in takers if taker.session.identity is not None]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+    return stopped(taker.session.identity[0] for taker in takers if taker.session.identity is not None)
 
 
 @pytest.fixture
@@ -75,7 +66,7 @@ async def test_stuck_sessions_delay_no_other_worker_and_no_worker_is_rescued_twi
         return asyncio.ensure_future(told)
 
     dead = [(each.worker_id, 0) for each in victims]
-    with stopped(victims[:STUCK]):
+    with stuck(victims[:STUCK]):
         rounds = [report(dead)]
         await until(lambda: given_back(eyes) == 2)
         rounds += [report(dead[:STUCK]), report(dead[:STUCK])]
@@ -96,7 +87,7 @@ async def test_after_the_last_pause_the_jobs_of_all_workers_with_stuck_sessions_
     monkeypatch.setattr(rescues, "END_PAUSES", (0.01, 0.01))
     taker = Taker(dsn)
     rescue = Rescue(taker.session, notify=True, rescued=lambda: None)
-    with stopped(victims[:STUCK]):
+    with stuck(victims[:STUCK]):
         await rescue.seen([(each.worker_id, 0) for each in victims], leads=True)
         assert eyes.states() == {"available": 2 * len(victims)}
     for each in victims[:STUCK]:
