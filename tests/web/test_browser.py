@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +196,45 @@ def test_pages_stand_at_the_left_of_a_wide_window_and_in_a_menu_of_a_narrow_one(
         assert page.get_by_role("link", name="Jobs", exact=True).get_attribute("aria-current") == "page"
     page.set_viewport_size({"width": 1248, "height": HEIGHT})
     assert not page.locator("#pages").is_visible() and page.get_by_role("button", name="Menu").is_visible()
+
+
+PARTS = ("What fails", "Why jobs wait", "Queues", "The last hour", "Running longest")
+
+
+def boxes(at: Tab) -> dict[str, Any]:
+    """Where each part of the overview stands."""
+    found = {
+        each: at.page.locator("section").filter(has=at.page.get_by_role("heading", name=each)).bounding_box()
+        for each in PARTS
+    }
+    assert None not in found.values()
+    return found
+
+
+@pytest.mark.promise("F449")
+def test_parts_of_the_overview_stand_side_by_side_in_a_wide_window_and_in_their_order_in_a_narrow_one(
+    operator: Tab,
+) -> None:
+    """Two parts that belong together have one upper edge. What has no such part is as wide as the page."""
+    operator.go("/")
+    for width in (1200, 1280, 1920, 3840):
+        operator.page.set_viewport_size({"width": width, "height": HEIGHT})
+        found = boxes(operator)
+        for left, right in (PARTS[0:2], PARTS[3:5]):
+            one, other = found[left], found[right]
+            assert one["y"] == other["y"] and one["x"] + one["width"] < other["x"], (width, left)
+            assert 1.9 < one["width"] / other["width"] < 2.1, (width, left)
+            assert found["Queues"]["x"] == one["x"], width
+            assert found["Queues"]["width"] == pytest.approx(other["x"] + other["width"] - one["x"], abs=1), width
+        assert found["Queues"]["y"] >= max(each["y"] + each["height"] for each in (found[name] for name in PARTS[:2]))
+        assert found["The last hour"]["y"] >= found["Queues"]["y"] + found["Queues"]["height"], width
+    for width in (360, 390, 660, 1199):
+        operator.page.set_viewport_size({"width": width, "height": HEIGHT})
+        found = boxes(operator)
+        for one, other in pairwise(PARTS):
+            assert found[other]["y"] >= found[one]["y"] + found[one]["height"], (width, other)
+            assert found[other]["x"] == found[one]["x"], (width, other)
+    operator.clean()
 
 
 def test_a_page_that_fails_can_be_read(operator: Tab) -> None:

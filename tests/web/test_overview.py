@@ -207,6 +207,38 @@ async def test_if_all_is_well_the_page_does_not_say_why_jobs_wait(dsn: str, conn
         assert (await browser.get("/", headers=JSON)).json()["waits"][0]["reason"] == "slot"
 
 
+FAILED = """
+INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, failed)
+SELECT date_trunc('minute', now()) - interval '5 min', bin, 'mail', 't', 9, 9 FROM pgqueue.ring WHERE kind = 'minute';
+INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, place, message, first_at, last_at, count,
+    job_ids) VALUES ('f', 'mail', 't', 'KeyError', 'here', 'k', now(), now(), 9, '{}');
+"""
+
+
+@pytest.mark.promise("F449")
+async def test_a_part_of_the_overview_without_the_one_beside_it_is_as_wide_as_the_page(dsn: str, conn: Conn) -> None:
+    """Naive is a part that always stands at the right. Then the left of the page is empty."""
+
+    async def parts() -> dict[str, str]:
+        async with reading(dsn) as browser:
+            page = (await browser.get("/")).text
+        return dict(re.findall(r'<section id="(\w+)"(?: class="(\w+)")?>', page))
+
+    conn.execute(WAITING.encode())
+    conn.commit()
+    assert await parts() == {"waits": "whole", "queues": "whole", "hour": "whole"}
+    conn.execute(FAILED.encode())
+    conn.commit()
+    assert await parts() == {"fails": "", "waits": "aside", "queues": "whole", "hour": "whole"}
+    conn.execute("DELETE FROM pgqueue.queue; DELETE FROM pgqueue.paused_task; DELETE FROM pgqueue.job")
+    conn.execute(
+        "INSERT INTO pgqueue.job_running (state, task, queue, worker_id, claim, started_at, attempt) "
+        "SELECT 'running', 't', 'mail', id, 1, now() - interval '9 min', 1 FROM pgqueue.worker"
+    )
+    conn.commit()
+    assert await parts() == {"fails": "whole", "queues": "whole", "hour": "", "longest": "aside"}
+
+
 QUEUES = """
 INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at)
 VALUES ('1 hour', 1, 5, 'here', '1', '{busy,calm,late,held,idle}', '{t}', 'running', now());
