@@ -39,12 +39,14 @@ WHERE pg_catalog.current_setting(name, true) IS NOT NULL AND pg_backend_pid() = 
 SELECT pg_catalog.set_config('idle_session_timeout', '0', false);
 
 -- name: sessions_identity
--- This session, unmistakably: a pid alone may be another backend's tomorrow.
-SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid();
+-- This session, unmistakably: a pid alone may be another backend's tomorrow. Another session reads the time, under other settings: JSON
+-- writes each time in one way, and `::text` as DateStyle says.
+SELECT pid, to_jsonb(backend_start) #>> '{}' FROM pg_stat_activity WHERE pid = pg_backend_pid();
 
 -- name: sessions_server
--- When this server began: another one began at another time. And whether nothing may be written here, by order or as on a standby.
-SELECT pg_postmaster_start_time()::text, current_setting('transaction_read_only') = 'on';
+-- When this server began: another one began at another time. Sessions with other settings must answer the same, so it is a number.
+-- And whether nothing may be written here, by order or as on a standby.
+SELECT extract(epoch FROM pg_postmaster_start_time())::text, current_setting('transaction_read_only') = 'on';
 
 -- name: sessions_end
 -- End a session of ours in this database, and wait until it has ended, 5 s at most: whatever it was doing is committed or undone

@@ -37,7 +37,7 @@ SET name = excluded.name, waiting = excluded.waiting, oldest = excluded.oldest, 
 
 -- name: target_now
 -- The time.
-SELECT pgqueue.now()::text
+SELECT to_jsonb(pgqueue.now()) #>> '{}'
 
 -- name: target_epoch
 -- The highest epoch that was raised here for this outbox.
@@ -55,7 +55,7 @@ RETURNING epoch
 -- name: target_holder
 -- Which session holds the fence now: that of the transaction in its row. Pid and start, its role, and whether it is a relay's: it has
 -- raised the fence, or is named as one. The start is NULL if this role may not see it.
-SELECT a.pid, a.backend_start::text, a.usename::text,
+SELECT a.pid, to_jsonb(a.backend_start) #>> '{}', a.usename::text,
     (a.pid = f.pid AND coalesce(a.backend_start = f.backend_start, true)) OR a.application_name = 'pgqueue relay target'
 FROM pgqueue.relay_fence f
 JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = f.xmax

@@ -14,7 +14,7 @@ WITH mine AS (
         duties = CASE WHEN %(running)s::bigint[] IS NULL THEN duties ELSE %(duties)s::text::jsonb END
     WHERE id = %(worker_id)s::bigint AND dead_at IS NULL
       AND started_at = coalesce(%(born)s::text::timestamptz, started_at)
-    RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease, started_at::text AS born
+    RETURNING id, beat, extract(epoch FROM lease)::float8 AS lease, to_jsonb(started_at) #>> '{}' AS born
 )
 SELECT id, beat, lease, born FROM mine
 UNION ALL

@@ -29,6 +29,11 @@ async def returns(text: str) -> str:
 def in_thread() -> None: ...
 
 
+@task(name="sessions.writes", transactional=True)
+def writes(job: Job) -> None:
+    job.connection.execute("SELECT 1")
+
+
 @task(name="sessions.fails_once")
 async def fails_once(job: Job) -> None:
     if job.attempt == 1:
@@ -290,15 +295,16 @@ async def test_no_setting_of_the_role_breaks_a_worker(
             sane += " -c transaction_timeout=0"
         eyes.do(f"ALTER ROLE CURRENT_USER IN DATABASE {database} SET {setting}")
     caplog.set_level(logging.WARNING)
-    async with work(dsn, returns, in_thread, fails_once, lease=1.5) as worker:
+    async with work(dsn, returns, in_thread, writes, fails_once, lease=1.5) as worker:
         with psycopg.connect(dsn, options=sane, client_encoding="utf8") as conn:
             text = enqueue(conn, returns, text="ł ✓ 漢")
             enqueue(conn, in_thread)
             enqueue(conn, in_thread.using(delay=0.2))
+            enqueue(conn, writes)  # its session has the settings of the role
             failing = enqueue(conn, fails_once)
             await asyncio.to_thread(conn.execute, BUSY.format(1.2 if "800ms" in SETTINGS[name][0] else 0.2))
         await until(eyes.is_in(failing.id, "scheduled"))
-        await until(eyes.done(3))
+        await until(eyes.done(4))
         assert eyes.one("SELECT result #>> '{}' FROM pgqueue.job WHERE id = %s", text.id) == "ł ✓ 漢"
         wait = eyes.one(
             "SELECT extract(epoch FROM run_at - a.finished_at) FROM pgqueue.job j "
@@ -313,6 +319,43 @@ async def test_no_setting_of_the_role_breaks_a_worker(
     # Of the worker itself; what it says of the job that fails is wanted.
     assert [record.getMessage() for record in caplog.records if record.name != "pgqueue.job"] == []
     assert eyes.one("SELECT count(*) FROM pgqueue.worker") == 0
+
+
+STYLES = [
+    "",
+    "-c DateStyle=SQL,DMY",
+    "-c DateStyle=German",
+    "-c TimeZone=Asia/Kolkata",
+    "-c TimeZone=Australia/Lord_Howe",
+]
+
+
+@pytest.mark.promise("F490")
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
+def test_a_server_and_a_session_have_one_name_in_all_sessions(zone: str, dsn: str) -> None:
+    """Naive: as DateStyle and TimeZone write them. The name of a zone may be another one's for the reader: IST."""
+    servers, identity = set(), text("sessions_identity", "pgqueue").encode()
+    with psycopg.connect(dsn, options=f"-c DateStyle=SQL,DMY -c TimeZone={zone}") as conn:
+        [(pid, start)] = conn.execute(identity).fetchall()
+        for style in STYLES:
+            with psycopg.connect(dsn, options=style) as other:
+                servers.add(other.execute(text("sessions_server", "pgqueue").encode()).fetchone())
+                is_it = "SELECT backend_start = %s::timestamptz FROM pg_stat_activity WHERE pid = %s"
+                assert other.execute(is_it, [start, pid]).fetchone() == (True,), style
+    assert len(servers) == 1
+
+
+@pytest.mark.promise("F490")
+async def test_a_worker_whose_sessions_have_unlike_settings_takes_its_server_for_one(dsn: str, eyes: Eyes) -> None:
+    """Naive: each new session of one kind breaks all of the other, so few jobs run, or none."""
+    listen_dsn = make_conninfo(dsn, options="-c TimeZone=Asia/Kolkata -c DateStyle=SQL,DMY")
+    async with work(dsn, in_thread, writes, listen_dsn=listen_dsn) as worker:
+        with psycopg.connect(dsn) as conn:
+            for _ in range(10):
+                enqueue(conn, in_thread)
+                enqueue(conn, writes)
+        await until(eyes.done(20))
+        assert worker.services.fetch_session.generation == 1
 
 
 @pytest.mark.promise("F06")

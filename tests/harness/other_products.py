@@ -1,4 +1,4 @@
-"""Servers that speak PostgreSQL's protocol and are something else: they accept a session, and end it at its first message."""
+"""Servers that speak PostgreSQL's protocol and are something else: they end a session at its first message."""
 
 from __future__ import annotations
 

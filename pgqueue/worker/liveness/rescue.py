@@ -3,7 +3,8 @@
 Called with a worker that the heartbeat's judge has declared dead. Called once a minute for stray jobs, too: jobs that a
 worker claimed while it was being declared dead. Every step may be repeated, and two workers may do it at once:
 1. The dead worker's sessions are ended, by pid *and* start time: a suspended process keeps its locks and could commit.
-   Sessions of another role may not be ours to end. That is only logged: the fence of the dead worker no longer holds.
+   Sessions of another role may not be ours to end, and the list of sessions may be damaged. That is only logged: the
+   fence of the dead worker no longer holds.
    They are told until none is left. A session that is told once sends a last message, and waits for room in its socket.
    A stopped process makes no room: its session keeps its locks until it is told again. If it has not ended in time,
    the jobs are moved all the same, and the looks for stray jobs tell it again (`_stuck`).
@@ -177,6 +178,10 @@ class Rescue:
         except psycopg.errors.InsufficientPrivilege as error:
             log.warning("worker %d: its sessions could not be ended: %s; %s", worker_id, without_values(error), GRANT)
             return
+        except psycopg.DataError as error:
+            why = without_values(error)
+            log.warning("worker %d: its list of sessions cannot be read, so none was ended: %s", worker_id, why)
+            return
         if refused:
             log.warning("worker %d: %d of its sessions could not be ended; %s", worker_id, refused, GRANT)
         if told:
@@ -204,7 +209,7 @@ class Rescue:
         for worker_id, beat in list(self._stuck.items()):
             try:
                 told, _ = await self._tell(worker_id, beat)
-            except psycopg.errors.InsufficientPrivilege:  # the rescue has said what to grant
+            except (psycopg.errors.InsufficientPrivilege, psycopg.DataError):  # the rescue has said so
                 told = 0
             if not told:
                 self._stuck.pop(worker_id, None)

@@ -669,6 +669,33 @@ async def test_a_session_that_is_not_ours_to_end_keeps_no_job_from_being_rescued
         eyes.do(f"DROP ROLE {name}")
 
 
+@pytest.mark.promise("F491")
+@pytest.mark.parametrize(
+    "listed", ['[{"pid": "x"}]', '[{"pid": 1, "backend_start": "30/11/2026 10:00:00"}]', '[{"pid": 9999999999}]']
+)
+async def test_a_list_of_sessions_that_cannot_be_read_keeps_no_job_from_being_rescued(
+    listed: str, dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a row that was written by hand. `strays`, which tells sessions again, goes on, too."""
+    victim = Taker(dsn)
+    eyes.do("INSERT INTO pgqueue.job (task) VALUES ('x')")
+    await victim.fetch()
+    eyes.do("UPDATE pgqueue.worker SET sessions = %s::jsonb WHERE id = %s", listed, victim.worker_id)
+    session = Session(Link(dsn, "pgqueue"), "rescue")
+    try:
+        beat = eyes.one("SELECT beat FROM pgqueue.worker WHERE id = %s", victim.worker_id)
+        rescue = Rescue(session, notify=True, rescued=lambda: None)
+        assert await rescue.rescue(victim.worker_id, beat)
+        assert f"worker {victim.worker_id}: its list of sessions cannot be read, so none was ended" in caplog.text
+        assert eyes.states() == {"available": 1}
+        rescue._stuck[victim.worker_id] = beat  # as if one of its sessions had not ended, before the row was damaged
+        await rescue.strays()
+        assert rescue._stuck == {}
+    finally:
+        await session.close()
+        await victim.close()
+
+
 @pytest.mark.second
 async def test_a_leftover_of_another_lease_is_rescued(dsn: str, eyes: Eyes, caplog: pytest.LogCaptureFixture) -> None:
     victim = Taker(dsn, lease=1.0)
