@@ -370,23 +370,15 @@ def _connect(wait: Wait) -> psycopg.Connection[Any]:
 
 
 async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
-    import asyncio
-
     import psycopg
 
     from pgqueue.database import embedded, primary
+    from pgqueue.database.dead_link import opened
 
     dsn = await embedded.aresolve(wait.dsn())
-    opening = asyncio.ensure_future(
-        primary.aconnect(psycopg.AsyncConnection, dsn, patience=wait.patience(), **wait.options(dsn))
-    )
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        from pgqueue.database.sessions import finish
-
-        opening.add_done_callback(finish)  # if psycopg were cancelled half-way, it would leave the socket open
-        raise
+    opening = primary.aconnect(psycopg.AsyncConnection, dsn, patience=wait.patience(), **wait.options(dsn))
+    # Each host has its time, and names are resolved in none: all together may take no longer than the wait.
+    return await opened(opening, None if wait.end == inf else max(2.0, wait.left()) + 1.0)
 
 
 def _listen(channel: str) -> bytes:

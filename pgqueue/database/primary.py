@@ -13,6 +13,8 @@ How a connection finds the primary (`connect`):
 4. If there is none, the first connection is kept. Its user finds it read only, says so, and tries again later.
 5. A frozen server takes a connection and says nothing. So each server has `SEARCH_SECONDS` in step 3, unless the DSN or
    the environment says how long a connection may take. Naive: whatever waits for step 3 waits for two minutes.
+6. A name may have many addresses, and resolving it may take long. So on a loop step 3 has an end, too: `SEARCH_MOST`,
+   or what the hosts may take that are named. Less would never come to the last one.
 
 How a primary is left that does not answer (`Primary`). Naive: each session waits until its own message is overdue, so
 those of a frozen server wait for 45 s, long after a standby was promoted.
@@ -40,8 +42,8 @@ from psycopg import AsyncConnection, Connection, OperationalError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue.database import alarms
-from pgqueue.database.conninfo import names
-from pgqueue.database.dead_link import hang_up
+from pgqueue.database.conninfo import connect_timeout_at_most, names
+from pgqueue.database.dead_link import hang_up, opened
 from pgqueue.errors import Error
 from pgqueue.steady_clock import monotonic
 
@@ -53,8 +55,10 @@ A = TypeVar("A", bound=AsyncConnection[Any])
 ONLY_READS = "SHOW transaction_read_only"
 ASK_SECONDS = 10.0
 """Without an answer for so long the new connection is given up."""
-SEARCH_SECONDS = 3
-"""So long each server may take to be connected with, while one is looked for that can be written."""
+SEARCH_SECONDS, SEARCH_MOST = 3, 10.0
+"""So long each server may take to be connected with, while one is looked for that can be written; and all together."""
+NAMED_MOST = 130
+"""psycopg takes as much for a DSN that says that a connection may take for ever."""
 LEFT_SECONDS = 60.0
 """So long a server that was left for another one is not used again."""
 _VARIABLES = {"host": "PGHOST", "hostaddr": "PGHOSTADDR", "port": "PGPORT", "load_balance_hosts": "PGLOADBALANCEHOSTS"}
@@ -95,19 +99,21 @@ async def aconnect(kind: type[A], dsn: str, *, patience: float = ASK_SECONDS, **
     other = elsewhere(dsn)
     if other is None:
         return conn
-    timer = asyncio.get_running_loop().call_later(patience, hang_up, conn)
     try:
-        [only_reads] = await (await conn.execute(ONLY_READS, prepare=False)).fetchone() or ("off",)
+        timer = asyncio.get_running_loop().call_later(patience, hang_up, conn)
+        try:
+            [only_reads] = await (await conn.execute(ONLY_READS, prepare=False)).fetchone() or ("off",)
+        finally:
+            timer.cancel()
+        if only_reads == "on":
+            how = _searching(dsn, options)
+            with suppress(OperationalError):
+                primary = await opened(kind.connect(other, **how), _search_seconds(other, how))
+                await conn.close()
+                return primary
     except BaseException:
         await conn.close()
         raise
-    finally:
-        timer.cancel()
-    with suppress(OperationalError):
-        if only_reads == "on":
-            primary = await kind.connect(other, **_searching(dsn, options))
-            await conn.close()
-            return primary
     return conn
 
 
@@ -199,6 +205,13 @@ def _searching(dsn: str, options: dict[str, Any]) -> dict[str, Any]:
     if names(dsn, "connect_timeout"):
         return options
     return options | {"connect_timeout": min(options.get("connect_timeout", SEARCH_SECONDS), SEARCH_SECONDS)}
+
+
+def _search_seconds(dsn: str, options: dict[str, Any]) -> float:
+    """So long the search may take in all. A second more than the hosts: what the last one says is to be heard."""
+    limit = options if "connect_timeout" in options else connect_timeout_at_most(dsn, NAMED_MOST)
+    hosts = (_hosts(dsn) or "").count(",") + 1
+    return max(SEARCH_MOST, 1.0 + hosts * float(limit.get("connect_timeout", NAMED_MOST)))
 
 
 def _one_place(dsn: str) -> bool:

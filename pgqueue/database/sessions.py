@@ -36,7 +36,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from pgqueue.database import alarms, forks, notify_queue, primary, statements
 from pgqueue.database.backoff import is_loss, one_line
 from pgqueue.database.conninfo import connect_timeout
-from pgqueue.database.dead_link import hang_up
+from pgqueue.database.dead_link import hang_up, opened
 from pgqueue.database.outage import Outage
 from pgqueue.database.pipeline import Wire
 from pgqueue.database.primary import Primary
@@ -298,12 +298,7 @@ def options(link: Link, application_name: str) -> dict[str, Any]:
 
 async def connect(link: Link, application_name: str) -> Wire:
     """Open a connection in autocommit mode. Timestamps arrive as microseconds since 2000."""
-    opening = asyncio.ensure_future(primary.aconnect(Wire, link.address(), **options(link, application_name)))
-    try:
-        conn = await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(finish)  # if psycopg were cancelled half-way, it would leave the socket open
-        raise
+    conn = await opened(primary.aconnect(Wire, link.address(), **options(link, application_name)))
     forks.cut_in_children(conn)
     conn.adapters.register_loader("timestamptz", Int8BinaryLoader)
     conn.prepares = link.prepare
@@ -458,9 +453,3 @@ async def end_left(conn: Wire, link: Link) -> None:
 def ending(link: Link, session: Identity) -> Statement[list[tuple[Any, ...]]]:
     """The statement that ends a session of ours, `sessions_end`."""
     return link.statement("sessions_end", pid=session[0], backend_start=session[1])
-
-
-def finish(opening: asyncio.Future[Any]) -> None:
-    """Close the connection that this has opened, if it has."""
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().pgconn.finish()

@@ -148,6 +148,25 @@ def test_a_command_looks_for_the_primary_as_quickly_as_all_else(monkeypatch: pyt
     assert [each.get("connect_timeout") for each in seen] == [SEARCH_SECONDS, None]
 
 
+@pytest.mark.promise("F469")
+async def test_a_wait_ends_while_a_name_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: each host has its time, but no time counts while its name is looked for."""
+
+    async def slow(*_: object, **__: object) -> None:
+        await asyncio.sleep(80)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "getaddrinfo", slow)
+    monkeypatch.setenv("PGQUEUE_DSN", "host=slow.example")
+    job: pgqueue.JobHandle[Any] = pgqueue.JobHandle(1)
+    began = monotonic()
+    with pytest.raises(psycopg.errors.ConnectionTimeout):
+        await job.aresult(0.2)
+    assert monotonic() - began < 60
+    [resolving] = asyncio.all_tasks() - {asyncio.current_task()}
+    resolving.cancel()  # the test need not wait for its end
+
+
 @pytest.mark.promise("F467")
 async def test_an_address_takes_no_thread_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Naive: names of servers that do not resolve have all threads, and a wait for another server waits for them."""

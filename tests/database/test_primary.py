@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servers import Server
 from standby import Pair, frozen_second, pair
+from workers import until
 
 from pgqueue.database import migrations, primary
-from pgqueue.database.primary import LEFT_SECONDS, SEARCH_SECONDS, Left, Primary
+from pgqueue.database.primary import LEFT_SECONDS, NAMED_MOST, SEARCH_MOST, SEARCH_SECONDS, Left, Primary
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.worker import Worker
 
@@ -202,6 +204,113 @@ def test_the_search_obeys_the_patience_of_the_address_and_the_shorter_one_of_the
     assert primary._searching(f"{dsn} connect_timeout=9", {}) == {}
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "9")
     assert primary._searching(dsn, {}) == {}
+
+
+@pytest.mark.promise("F469")
+def test_the_search_of_all_hosts_has_an_end_that_leaves_each_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: an end that a few frozen hosts use up. Then the one behind them is never found."""
+
+    def most(dsn: str, **options: Any) -> float:
+        return primary._search_seconds(dsn, primary._searching(dsn, options))
+
+    assert most("host=db.example") == most("host=a,b") == SEARCH_MOST > 2 * SEARCH_SECONDS
+    assert most("host=a,b,c,d,e") == 5 * SEARCH_SECONDS + 1
+    assert most("host=a,b connect_timeout=20", autocommit=True) == 41
+    assert most("host=a,b connect_timeout=20", connect_timeout=5) == 11
+    assert most("host=a connect_timeout=0") == NAMED_MOST + 1
+    monkeypatch.setenv("PGHOST", "a,b,c,d")
+    assert most("dbname=x") == 4 * SEARCH_SECONDS + 1
+
+
+@pytest.mark.promise("F469")
+@pytest.mark.parametrize("late", ["the addresses", "the name"])
+async def test_a_name_that_leads_nowhere_for_long_leaves_the_first_connection(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """It has forty addresses that say nothing, or takes long to be resolved. Naive: each of them is waited for."""
+    monkeypatch.setattr(primary, "SEARCH_MOST", 1.0)
+    monkeypatch.setattr(primary, "SEARCH_SECONDS", 2)
+    loop = asyncio.get_running_loop()
+    real, looked = loop.getaddrinfo, asyncio.Event()
+
+    async def many(host: str, *more: Any, **named: Any) -> Any:
+        if host != "many.example":
+            return await real(host, *more, **named)
+        if looked.is_set():  # in the search
+            await asyncio.sleep(80 if late == "the name" else 0)
+        looked.set()
+        return [(None, None, None, "", ("127.0.0.1", 0))] * 40
+
+    monkeypatch.setattr(loop, "getaddrinfo", many)
+    with frozen_second(dsn) as address:
+        began = monotonic()
+        async with await primary.aconnect(psycopg.AsyncConnection, renamed(address), autocommit=True) as conn:
+            assert looked.is_set() and await (await conn.execute("SHOW transaction_read_only")).fetchone() == ("on",)
+        assert monotonic() - began < 60
+    [search] = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+    search.cancel()  # the test need not wait for its end
+
+
+def renamed(address: str) -> str:
+    """The address with another name for its second host."""
+    hosts = str(conninfo_to_dict(address)["host"]).split(",")
+    return make_conninfo(address, host=f"{hosts[0]},many.example")
+
+
+class Late:
+    """As a class of connections: the first one is to a standby, the second one comes when it may."""
+
+    made: ClassVar[list[Any]] = []
+    searches = False
+    may = asyncio.Event()
+
+    def __init__(self) -> None:
+        self.finished = self.closed = False
+        self.pgconn = self
+
+    def finish(self) -> None:
+        self.finished = True
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def execute(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    async def fetchone(self) -> tuple[str]:
+        return ("on",)
+
+    @classmethod
+    async def connect(cls, *_: Any, **__: Any) -> Any:
+        if cls.made:
+            cls.searches = True
+            await cls.may.wait()
+        cls.made.append(cls())
+        return cls.made[-1]
+
+
+@pytest.mark.promise("F469")
+@pytest.mark.parametrize("ends", ["given up", "cancelled"])
+async def test_a_search_that_comes_to_its_end_late_leaves_no_connection(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: the search is cancelled half-way, and its socket stays open; or what it finds is nobody's."""
+    monkeypatch.setattr(primary, "_search_seconds", lambda *_: 0.01 if ends == "given up" else 60.0)
+    monkeypatch.setattr(Late, "made", [])
+    monkeypatch.setattr(Late, "may", asyncio.Event())
+    monkeypatch.setattr(Late, "searches", False)
+    kind: Any = Late
+    asked = asyncio.create_task(primary.aconnect(kind, "host=a,b"))
+    if ends == "cancelled":
+        await until(lambda: Late.made and Late.searches)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert Late.made[0].closed
+    else:
+        assert await asked is Late.made[0] and not Late.made[0].closed
+    Late.may.set()
+    await until(lambda: len(Late.made) == 2 and Late.made[1].finished)
 
 
 @pytest.mark.promise("F337")
