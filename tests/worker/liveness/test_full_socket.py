@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from psycopg import pq
+from psycopg import OperationalError, pq
 from workers import Eyes, Taker, until, wait_until
 
 from pgqueue.database.sessions import Link, Session
@@ -147,6 +147,76 @@ async def test_a_session_that_a_handler_has_left_is_told_until_it_has_ended(
         assert eyes.one("SELECT pg_try_advisory_xact_lock(7)")
         giving = side.release(conn)
         await (giving if on_loop else asyncio.to_thread(run, giving))
+    await pools.close()
+
+
+@pytest.mark.promise("F24", "F470")
+@pytest.mark.parametrize("on_loop", [True, False])
+async def test_a_session_that_has_not_ended_in_time_is_told_again_and_no_job_waits_for_that(
+    on_loop: bool, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: that is logged, and forgotten: what the session has locked stays locked, and no other worker knows it."""
+
+    async def listed() -> None: ...
+
+    said: list[bool | None] = []
+    answers: list[bool | Exception] = [False, False, OperationalError("away"), True]
+
+    async def rows(self: Side[Any], conn: Any, statement: Any) -> list[tuple[bool]]:
+        answer = answers.pop(0)
+        said.append(answer if isinstance(answer, bool) else None)
+        if isinstance(answer, Exception):
+            raise answer
+        return [(answer,)]
+
+    async def taken_and_given_back() -> None:
+        conn = await (side.acquire() if on_loop else asyncio.to_thread(run, side.acquire()))
+        await (side.release(conn) if on_loop else asyncio.to_thread(run, side.release(conn)))
+
+    monkeypatch.setattr(Side, "rows", rows)
+    pools = HandlerPool(Link(dsn, "pgqueue"), 2, listed)
+    side: Side[Any] = pools.on_loop if on_loop else pools.threads
+    session = (0, "2026-01-01")
+    pools.orphans.add(session)
+    await taken_and_given_back()
+    assert said == [False] and pools.orphans == set() and session in pools.identities()
+    await taken_and_given_back()
+    assert said == [False] and pools._undoing == set(), "no job waits again, and it is not time yet"
+    while answers:
+        left = len(answers)
+        pools.stuck = dict.fromkeys(pools.stuck, 0.0)
+        assert session in await asyncio.to_thread(pools.identities)
+        await until(lambda: not pools._undoing)
+        assert len(answers) == left - 1
+    assert said == [False, False, None, True] and pools.stuck == {} and session not in pools.identities()
+    await pools.close()
+
+
+@pytest.mark.promise("F470")
+async def test_a_session_that_is_being_told_to_end_is_known_to_others(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that dies meanwhile leaves it to them. So does one whose connection breaks meanwhile."""
+
+    async def listed() -> None: ...
+
+    known: list[list[Any]] = []
+
+    async def rows(self: Side[Any], conn: Any, statement: Any) -> list[tuple[bool]]:
+        known.append(self.pools.identities())
+        if len(known) == 1:
+            raise OperationalError("away")
+        return [(True,)]
+
+    monkeypatch.setattr(Side, "rows", rows)
+    pools = HandlerPool(Link(dsn, "pgqueue"), 2, listed)
+    session = (0, "2026-01-01")
+    pools.orphans.add(session)
+    with pytest.raises(OperationalError):
+        await pools.on_loop.acquire()
+    assert pools.orphans == {session} and pools.stuck == {}
+    await pools.on_loop.release(await pools.on_loop.acquire())
+    assert [session in each for each in known] == [True, True] and session not in pools.identities()
     await pools.close()
 
 
