@@ -21,9 +21,12 @@ Why each signal reaches the command, and once:
 5. One SIGCHLD may stand for several processes. So after each, all that have ended are collected.
 6. A terminal signals a group of processes, and so does `timeout`. The two are in different groups, and the terminal is
    the command's: what is sent to a group reaches the command directly or through its parent, never in both ways.
-7. Process 1 may be in the session of others, as with `unshare`. Then the command stays in their group, and process 1
-   leaves their session, not only the group. If it stayed, the command would tie that group to another one of the
-   session. At the end of the command the kernel may take the group for orphaned, and sends SIGHUP to all others in it.
+7. Process 1 may lead its group: that of its session, or another one, as a shell with job control makes it. Nothing can
+   leave a group or a session that it leads. So the command leaves the group, and takes the terminal with it if it was
+   that group's.
+8. Process 1 may be in the group of others, as with `unshare`. Then the command stays in that, and process 1 leaves
+   their session, not only the group. If it stayed, the command would tie that group to another one of the session. At
+   the end of the command the kernel may take the group for orphaned, and sends SIGHUP to all others in it.
 
 Where process 1 ends, also by SIGKILL, the kernel kills all others of the container.
 """
@@ -43,7 +46,7 @@ def fork_if_first() -> None:
     """As the first process of a container, fork and return in the child. In any other process do nothing."""
     if os.getpid() != 1:
         return
-    leads = os.getsid(0) == 1
+    leads = os.getpgrp() == 1
     is_alone = _is_alone()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would leave no exit code to wait for
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -51,7 +54,7 @@ def fork_if_first() -> None:
     if child:
         os._exit(_pass_on(child, leads))
     if leads:
-        _take_terminal()
+        _leave_group()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if not is_alone:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -65,18 +68,19 @@ def _is_alone() -> bool:
     return not os.path.isdir(TASKS) or len(os.listdir(TASKS)) == 1
 
 
-def _take_terminal() -> None:
-    """In the child: a group of its own. If the session has a terminal, it is this group's from now on."""
+def _leave_group() -> None:
+    """In the child: a group of its own. A terminal of the group before is this one's from now on."""
+    before = os.getpgrp()
     os.setpgid(0, 0)
     with suppress(OSError):  # there is none. SIGTTOU, which a group in the background gets for this, is blocked
-        os.tcsetpgrp(0, os.getpgrp())
+        if os.tcgetpgrp(0) == before:
+            os.tcsetpgrp(0, os.getpgrp())
 
 
 def _pass_on(child: int, leads: bool) -> int:
     """In the parent: pass signals on until the child has ended; its exit code, as a shell has it."""
-    if not leads:  # one that leads its session cannot leave its group: there the child has done so
-        with suppress(PermissionError):  # it leads its group, and cannot leave that either
-            os.setsid()
+    if not leads:  # else the child has left the group
+        os.setsid()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -54,6 +54,19 @@ os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
+AS_GROUP = """
+import os, signal, sys
+os.setpgid(0, 0)
+if os.isatty(0):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTTOU])
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""As a shell with job control does it, before it becomes another program: `bash -i -c 'exec pgqueue …'`."""
+
+LEADS = ["its session", "its group", "nothing"]
+"""What process 1 may lead."""
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -115,14 +128,15 @@ def first(*command: str, before: Sequence[str] = (), **options: Any) -> Iterator
 
 
 @contextmanager
-def on_terminal(leads: bool, code: str) -> Iterator[tuple[First, int]]:
+def on_terminal(leads: str, code: str) -> Iterator[tuple[First, int]]:
     """Python as process 1, and the terminal that it is on. It leads the session, as with `docker run -it`, or is one
-    of the foreground of another's."""
+    of the foreground of another's, and may lead that group."""
     ours, terminal = pty.openpty()
-    in_session = [sys.executable, "-c", ON_TERMINAL]
-    command = [*(in_session if leads else []), sys.executable, "-c", code]
+    in_session, as_group = [sys.executable, "-c", ON_TERMINAL], [sys.executable, "-c", AS_GROUP]
+    ways = {"its session": ([], in_session), "its group": (in_session, as_group), "nothing": (in_session, [])}
+    before, within = ways[leads]
     try:
-        with first(*command, before=[] if leads else in_session, stdin=terminal) as one:
+        with first(*within, sys.executable, "-c", code, before=before, stdin=terminal) as one:
             yield one, ours
     finally:
         os.close(ours)
@@ -204,9 +218,9 @@ def test_every_signal_comes_once_and_in_its_order() -> None:
         assert " ".join(one.process.cmdline()).strip() == "pgqueue: init"
 
 
-@pytest.mark.promise("F232")
-@pytest.mark.parametrize("leads", [True, False])
-def test_ctrl_c_at_a_terminal_comes_once(leads: bool) -> None:
+@pytest.mark.promise("F232", "F471")
+@pytest.mark.parametrize("leads", LEADS)
+def test_ctrl_c_at_a_terminal_comes_once(leads: str) -> None:
     with on_terminal(leads, HEARS.format([2, 10])) as (one, terminal):
         assert one.line() == "hears\n"
         wait_until(lambda: keeps(one.process, "SigCgt"))
@@ -217,9 +231,9 @@ def test_ctrl_c_at_a_terminal_comes_once(leads: bool) -> None:
             assert one.line() == "10\n"
 
 
-@pytest.mark.promise("F232")
-@pytest.mark.parametrize("leads", [True, False])
-def test_the_command_reads_from_the_terminal(leads: bool) -> None:
+@pytest.mark.promise("F232", "F471")
+@pytest.mark.parametrize("leads", LEADS)
+def test_the_command_reads_from_the_terminal(leads: str) -> None:
     with on_terminal(leads, f"{FORKED}print('asks', flush=True); print('has', sys.stdin.readline())") as (
         one,
         terminal,
@@ -229,18 +243,39 @@ def test_the_command_reads_from_the_terminal(leads: bool) -> None:
         assert (one.line(), one.ends()) == ("has yes\n", 0)
 
 
-@pytest.mark.promise("F232")
-def test_a_signal_to_the_group_of_process_1_comes_once() -> None:
-    """As `timeout` sends it: to what it has started, and to its whole group."""
-    with first(sys.executable, "-c", HEARS.format([15, 10])) as one:
+@pytest.mark.promise("F232", "F471")
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_signal_to_the_group_of_process_1_comes_once(leads: bool) -> None:
+    """As `timeout` sends it: to what it has started, and to its whole group. If process 1 leads that, the naive one
+    cannot leave it: then the command is in it, too, and hears the signal twice."""
+    as_group = [sys.executable, "-c", AS_GROUP] if leads else []
+    with first(*as_group, sys.executable, "-c", HEARS.format([15, 10])) as one:
         assert one.line() == "hears\n"
         wait_until(lambda: keeps(one.process, "SigCgt"))
         for _ in range(3):
-            os.killpg(one.popen.pid, SIGTERM)
+            os.killpg(one.process.pid if leads else one.popen.pid, SIGTERM)
             assert one.line() == "15\n"
             one.signal(SIGUSR1)
             assert one.line() == "10\n"
 
+
+@pytest.mark.promise("F471")
+def test_a_command_in_the_background_leaves_the_terminal_to_the_foreground() -> None:
+    """Naive: it takes the terminal from what is typed there for others."""
+    ours, terminal = pty.openpty()
+    in_background = f"import os; os.setpgid(0, 0); os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {SAYS!r}])"
+    try:
+        before = [sys.executable, "-c", ON_TERMINAL]
+        with first(sys.executable, "-c", in_background, before=before, stdin=terminal) as one:
+            assert one.line() == "1 2 0\n"  # the foreground is not of this container
+            assert one.ends() == 0
+    finally:
+        os.close(ours)
+        os.close(terminal)
+
+
+SAYS = f"{HEAD}print(os.getpgrp(), end=' '); sys.stdout.flush(); init_process.fork_if_first(); "
+SAYS += "print(os.getpgrp(), os.tcgetpgrp(0), flush=True)"
 
 IN_A_GROUP = """
 import os, signal, subprocess, sys
