@@ -7,7 +7,8 @@ Processes that start the same directory share one server:
 - Each process holds a shared lock on `users.lock`. A process that gets it exclusively is the last one, and stops the
   server. The kernel drops the lock of a killed process, and no list of pids can go stale.
 - A watchman (`embedded_watch.py`) stops the server if the last process was killed.
-- `door.lock` is held while a process starts or stops its use: only one does this at a time.
+- `door.lock` is held while a process starts or stops its use: only one does this at a time. The last user may remove
+  the directory, the door with it: a process that waited at that door begins anew.
 
 The server never listens on a network address and never runs as root. A directory made by others is refused.
 """
@@ -26,6 +27,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,16 +35,22 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 from urllib.parse import quote
 
 from pgqueue.config import EMBEDDED
 from pgqueue.database.conninfo import parts_of
-from pgqueue.database.embedded_watch import postmaster
+from pgqueue.database.embedded_watch import postmaster, remove
 from pgqueue.distribution import install
 from pgqueue.errors import Error
 
 ACCOUNT = "pgqueue"  # runs the server if we are root: PostgreSQL refuses to run as root
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+ENTER_MOST = 100
+"""So often the directory may be removed while a process waits to start its use."""
+WATCH_SECONDS = 2.0
+"""A watchman that looks whether there are users has their lock for a moment, less than this."""
 
 _log = logging.getLogger(__name__)
 _LONGEST_SOCKET = 103  # bytes: macOS takes 103, Linux 107
@@ -147,7 +155,7 @@ class Cluster:
             "server": self.postmaster(),
             "stop": [str(self.bin_path / program), *arguments],
             "account": self.account,
-            "remove": self.remains(),
+            "remains": self.remains(),
         }
         watchman = [sys.executable, "-I", "-S", str(Path(__file__).with_name("embedded_watch.py")), json.dumps(task)]
         quiet = subprocess.DEVNULL
@@ -196,7 +204,7 @@ class Embedded:
         with _door(self.cluster.directory):
             if _alone(self._users):
                 self.cluster.stop()
-                _remove(self.cluster.remains())
+                remove(self.cluster.remains())
             os.close(self._users)
             self._users = -1
 
@@ -226,14 +234,15 @@ def start(
     """
     binaries = (bin_path or wheel_binaries(version)).resolve()
     account = _account() if os.geteuid() == 0 else None
-    cluster = Cluster(_home(Path(directory), account), binaries, account, keep)
-    if account is not None:
-        _let_through(cluster.directory)
-        _let_through(binaries / "postgres")
-    with _door(cluster.directory):
+    home, door = _entered(Path(directory), account)
+    with door:
+        cluster = Cluster(home, binaries, account, keep)
+        if account is not None:
+            _let_through(cluster.directory)
+            _let_through(binaries / "postgres")
         users = os.open(cluster.directory / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _bring_up(cluster, settings, alone=_alone(users))
+            _bring_up(cluster, settings, users)
             fcntl.flock(users, fcntl.LOCK_SH)
         except BaseException:
             os.close(users)
@@ -281,10 +290,10 @@ def _of_directory(_pid: int, directory: Path) -> Embedded:
     return start(directory / ".pgqueue")
 
 
-def _bring_up(cluster: Cluster, settings: Mapping[str, str], *, alone: bool) -> None:
+def _bring_up(cluster: Cluster, settings: Mapping[str, str], users: int) -> None:
     if cluster.postmaster() is not None:
         return
-    if not alone:
+    if not _alone_in_time(users):
         # It has live users, but no visible server: the server may run in another container, on the same files.
         raise Error(f"embedded PostgreSQL: {cluster.directory} is in use, but the server of its users cannot be found")
     try:
@@ -292,21 +301,49 @@ def _bring_up(cluster: Cluster, settings: Mapping[str, str], *, alone: bool) -> 
         cluster.configure(settings)
         cluster.start()
     except BaseException:
-        _remove(cluster.remains())
+        remove(cluster.remains())
         raise
 
 
-def _remove(directories: list[str]) -> None:
-    for directory in directories:
-        shutil.rmtree(directory, ignore_errors=True)
+def _entered(directory: Path, account: tuple[int, int] | None) -> tuple[Path, BinaryIO]:
+    """Make the directory, and pass its door: the directory, and the open file that holds the door."""
+    for left in range(ENTER_MOST, 0, -1):
+        try:
+            home = _home(directory, account)
+            door = (home / "door.lock").open("ab")
+        except FileNotFoundError:  # the last user has just removed it
+            if left == 1:
+                raise
+            continue
+        fcntl.flock(door, fcntl.LOCK_EX)
+        if _is(door, home / "door.lock"):
+            return home, door
+        door.close()
+    raise Error(f"embedded PostgreSQL: {directory} is removed again and again while it is started")
+
+
+def _is(file: BinaryIO, path: Path) -> bool:
+    """Whether this open file is still the one with this name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
 def _door(directory: Path) -> Iterator[None]:
-    """Held while a process starts or ends its use of the server: one process at a time."""
+    """Held while a process ends its use of the server, as while one starts it: one process at a time."""
     with (directory / "door.lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _alone_in_time(users: int) -> bool:
+    """`_alone`, unless it is a watchman that has the lock: that gives it back."""
+    ends = time.monotonic() + WATCH_SECONDS
+    while not (alone := _alone(users)) and time.monotonic() < ends:
+        time.sleep(0.01)
+    return alone
 
 
 def _alone(users: int) -> bool:

@@ -4,7 +4,7 @@ Started by `embedded.py` as a script that does not import pgqueue: it costs only
 server holds a shared file lock, which the kernel drops when the process ends. The watchman waits for the exclusive
 lock.
 
-    python embedded_watch.py '{"directory": …, "server": pid, "stop": [pg_ctl …], "account": null, "remove": []}'
+    python embedded_watch.py '{"directory": …, "server": pid, "stop": [pg_ctl …], "account": null, "remains": []}'
 
 It never starts anything. If another server runs than the one it was started for, it ends at once.
 """
@@ -19,8 +19,8 @@ import subprocess
 import sys
 
 
-def main(directory: str, server: int, stop: list[str], account: list[int] | None, remove: list[str]) -> None:
-    """Wait until no process uses `directory`. Then stop the server (as `account`) and remove the paths in `remove`."""
+def main(directory: str, server: int, stop: list[str], account: list[int] | None, remains: list[str]) -> None:
+    """Wait until no process uses `directory`. Then stop the server (as `account`), and remove what `remains`."""
     while True:
         with open(os.path.join(directory, "users.lock"), "rb") as users:
             fcntl.flock(users, fcntl.LOCK_EX)
@@ -35,9 +35,19 @@ def main(directory: str, server: int, stop: list[str], account: list[int] | None
             if _free(again.fileno()):
                 if running == server:
                     _stop(stop, directory, account)
-                for remains in remove:
-                    shutil.rmtree(remains, ignore_errors=True)
+                remove(remains)
                 return
+
+
+def remove(directories: list[str]) -> None:
+    """Remove these directories, each under another name: what starts a server here finds a whole one or none."""
+    for directory in directories:
+        renamed = f"{directory}.{os.getpid()}.removed"
+        try:
+            os.rename(directory, renamed)
+        except OSError:  # it is not there, or a mount, or the one above it is of others
+            renamed = directory
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def postmaster(data: str) -> int | None:

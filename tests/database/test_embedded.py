@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import asyncpg
 import psutil
@@ -22,6 +27,7 @@ import psycopg2
 import pytest
 from servers import binaries, memory
 from sqlalchemy import create_engine, text
+from workers import wait_until
 
 from pgqueue.database import embedded, embedded_watch
 from pgqueue.database.embedded import Embedded
@@ -191,7 +197,7 @@ def test_the_watchman_signals_nobody_who_has_the_dead_servers_pid(home: Path) ->
     (home / "users.lock").touch()
     (home / "door.lock").touch()
     (home / "data" / "postmaster.pid").write_text(f"{os.getpid()}\n")
-    embedded_watch.main(str(home), os.getpid(), ["touch", str(home / "stopped")], account=None, remove=[])
+    embedded_watch.main(str(home), os.getpid(), ["touch", str(home / "stopped")], account=None, remains=[])
     assert not (home / "stopped").exists()
 
 
@@ -200,6 +206,93 @@ def test_it_leaves_nothing_when_asked(home: Path) -> None:
     with start(home, keep=False):
         assert (home / "data").is_dir()
     assert not home.exists()
+
+
+@contextmanager
+def held(file: Path, how: int, seconds: float) -> Iterator[None]:
+    """Another process holds this lock for so long."""
+    with file.open("ab") as lock:
+        fcntl.flock(lock, how)
+        timer = threading.Timer(seconds, fcntl.flock, [lock, fcntl.LOCK_UN])
+        timer.start()
+        yield
+        timer.cancel()
+        timer.join()
+
+
+@pytest.fixture
+def left(home: Path) -> Path:
+    """The directory of a server that has stopped."""
+    home.mkdir()
+    for name in ("door.lock", "users.lock"):
+        (home / name).touch()
+    return home
+
+
+@pytest.mark.promise("F472")
+def test_a_watchman_that_looks_for_users_is_none(left: Path) -> None:
+    """Naive: it has their lock just now, and whoever starts is told that the server of others cannot be found."""
+    with held(left / "users.lock", fcntl.LOCK_EX, 0.3), start(left) as server:
+        assert server.cluster.postmaster() is not None
+
+
+@pytest.mark.promise("F472")
+def test_live_users_without_a_server_are_told_still(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "WATCH_SECONDS", 0.2)
+    with (
+        held(left / "users.lock", fcntl.LOCK_SH, 30),
+        pytest.raises(Error, match="is in use, but the server of its users cannot be found"),
+    ):
+        start(left)
+
+
+@pytest.mark.promise("F472")
+def test_who_waits_at_the_door_of_a_directory_that_its_last_user_removes_makes_another_one(left: Path) -> None:
+    """Naive: behind the old door there is no directory any more."""
+    with ThreadPoolExecutor(1) as pool:
+        with (left / "door.lock").open("ab") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            starting = pool.submit(start, left, keep=False)
+            wait_until(lambda: waits_at(door.fileno()))
+            embedded_watch.remove([str(left)])
+        with starting.result() as server:
+            assert server.cluster.postmaster() is not None and server.cluster.directory == left
+    assert not left.exists()
+
+
+def waits_at(file: int) -> bool:
+    """Whether this process waits for a lock of this file: such a line of the kernel's list has an arrow."""
+    node = f":{os.fstat(file).st_ino} "
+    return any("->" in line and node in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+@pytest.mark.promise("F472")
+def test_a_directory_is_removed_under_another_name(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naive: while it is removed, a process that starts finds files and no door, and takes it for a stranger's."""
+    seen: list[bool] = []
+    remove = shutil.rmtree
+
+    def noted(path: str, **options: Any) -> None:
+        seen.append(left.exists())
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    embedded_watch.remove([str(left), str(left)])  # the second time it is not there
+    assert seen[0] is False and [*left.parent.iterdir()] == []
+
+
+@pytest.mark.second
+@pytest.mark.promise("F472")
+@pytest.mark.parametrize("keep", [True, False])
+def test_many_that_start_and_stop_at_once_all_have_a_server(home: Path, keep: bool) -> None:
+    def use(_: int) -> None:
+        for _ in range(3):
+            with start(home, keep=keep) as server, psycopg.connect(server.dsn) as conn:
+                assert conn.execute("SELECT 1").fetchone() == (1,)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(use, range(3)))
+    assert home.exists() is keep
 
 
 @pytest.mark.second
