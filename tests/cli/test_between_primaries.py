@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import psycopg
 import pytest
 from commands import pgqueue, working
+from loop_thread import LoopThread, pump
 from pgbouncers import free_port
 from psycopg.conninfo import conninfo_to_dict
 from servers import Server
@@ -57,42 +58,20 @@ class Proxy:
         self._target = conninfo_to_dict(dsn)
         self.closed = threading.Semaphore(0)
         self.knows_server = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._ends = list[socket.socket]()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread()
+        self.port = self._loop.listen(self._serve)
 
     def close(self) -> None:
-        with suppress(OSError):  # wakes the thread that accepts
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for each in self._ends:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        self._thread.join()
+        self._loop.close()
 
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                if not self.knows_server.is_set():
-                    client.close()
-                    self.closed.release()
-                    continue
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(f"{self._target['host']}/.s.PGSQL.{self._target.get('port', 5432)}")
-                self._ends += [client, server]
-                for ends in ((client, server), (server, client)):
-                    threading.Thread(target=_pass_on, args=ends, daemon=True).start()
-
-
-def _pass_on(one: socket.socket, other: socket.socket) -> None:
-    with suppress(OSError):
-        while data := one.recv(65536):
-            other.sendall(data)
-        other.shutdown(socket.SHUT_WR)
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.knows_server.is_set():
+            writer.close()
+            self.closed.release()
+            return
+        theirs, ours = await self._loop.connect(self._target)
+        self._loop.start(pump(reader, ours))
+        self._loop.start(pump(theirs, writer))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))  # where the helpers are, as for the tests
 
 import psycopg
-from loop_thread import LoopThread
+from loop_thread import LoopThread, pump
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from workers import Eyes, Process, wait_until
 
@@ -65,19 +65,17 @@ class Wire:
     """
 
     def __init__(self, dsn: str) -> None:
-        self._target = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+        self._target = conninfo_to_dict(dsn)
         self._loop = LoopThread()
         self._lines: list[_Line] = []
-        self._pumps: set[asyncio.Future[None]] = set()
-        self._server = self._loop.call(self._listen())
-        port = self._server.sockets[0].getsockname()[1]
+        port = self._loop.listen(self._join)
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
 
     def __enter__(self) -> Wire:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.close(self._close())
+        self._loop.close()
 
     def kill(self, *names: str, answers_only: bool = False) -> int:
         """Nothing passes any more on the wires there are of these names, or no answer does; how many. New ones are
@@ -90,9 +88,6 @@ class Wire:
             if line.name == name:
                 self._loop.soon(line.ends[1].write, data)
 
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._join, "127.0.0.1", 0)
-
     async def _kill(self, names: tuple[str, ...], answers_only: bool = False) -> int:
         dying = [line for line in self._lines if line.name in names and line.answers.is_set()]
         for line in dying:
@@ -101,35 +96,20 @@ class Wire:
                 line.sound.clear()
         return len(dying)
 
-    async def _close(self) -> None:
-        self._server.close()
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        for line in self._lines:
-            for end in line.ends:
-                end.close()
-
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port = self._target["host"], self._target.get("port", "5432")
         try:
             first = await reader.readexactly(struct.unpack("!i", head := await reader.readexactly(4))[0] - 4)
         except asyncio.IncompleteReadError:
             writer.close()
             return
-        if host.startswith("/"):
-            theirs, ours = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
-        else:
-            theirs, ours = await asyncio.open_connection(host, int(port))
+        theirs, ours = await self._loop.connect(self._target)
         ours.write(head + first)
         line = _Line(_application_name(first), asyncio.Event(), asyncio.Event(), (ours, writer))
         line.sound.set()
         line.answers.set()
         self._lines.append(line)
-        for pump in (_pump(reader, ours, line.sound), _pump(theirs, writer, line.answers)):
-            task = asyncio.ensure_future(pump)
-            self._pumps.add(task)
-            task.add_done_callback(self._pumps.discard)
+        self._loop.start(pump(reader, ours, line.sound))
+        self._loop.start(pump(theirs, writer, line.answers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +119,6 @@ class _Line:
     """Whether what the client sends passes."""
     answers: asyncio.Event
     ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter]
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sound: asyncio.Event) -> None:
-    """Pass on what comes, and the end too, as long as the wire is sound."""
-    data = b" "
-    while data:
-        try:
-            data = await reader.read(65536)
-        except ConnectionError:
-            data = b""
-        await sound.wait()
-        if data:
-            writer.write(data)
-    writer.close()
 
 
 def _application_name(startup: bytes) -> str:

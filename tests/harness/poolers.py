@@ -34,35 +34,16 @@ class Pooler:
         self._size = size
         self._made = 0
         self._free: deque[_Session] = deque()
-        self._returned: asyncio.Condition
-        self._clients: set[asyncio.Task[None]] = set()
         self._loop = LoopThread()
-        self._server = self._loop.call(self._listen(port))
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._returned = asyncio.Condition()
+        self.port = self._loop.listen(self._serve, port)
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self.port, sslmode="disable", gssencmode="disable")
 
     def __enter__(self) -> Pooler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.close(self._close())
-
-    async def _listen(self, port: int) -> asyncio.Server:
-        self._returned = asyncio.Condition()
-        return await asyncio.start_server(self._joined, "127.0.0.1", port)
-
-    async def _close(self) -> None:
-        self._server.close()
-        for client in self._clients:
-            client.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
-        for session in self._free:
-            session.writer.close()
-
-    async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = asyncio.ensure_future(self._serve(reader, writer))
-        self._clients.add(client)
-        client.add_done_callback(self._clients.discard)
+        self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -152,9 +133,23 @@ class Pooler:
             while not self._free:
                 if self._made < self._size:
                     self._made += 1
-                    return await _connect(self._target)
+                    return await self._connect()
                 await self._returned.wait()
             return self._free.popleft()
+
+    async def _connect(self) -> _Session:
+        target = self._target
+        reader, writer = await self._loop.connect(target)
+        words = ["user", target.get("user", "postgres"), "database", target["dbname"], "application_name", "pooler"]
+        startup = struct.pack("!i", 196608) + b"".join(word.encode() + b"\0" for word in words) + b"\0"
+        writer.write(struct.pack("!i", len(startup) + 4) + startup)
+        greeting, kind = b"", b""
+        while kind != b"Z":
+            kind, message = await _message(reader)
+            if kind == b"E":
+                raise ConnectionError(message)
+            greeting += b"K\x00\x00\x00\x0c" + bytes(8) if kind == b"K" else message
+        return _Session(reader, writer, greeting)
 
     async def _give(self, session: _Session) -> None:
         async with self._returned:
@@ -172,24 +167,6 @@ class _Session:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes) -> None:
         self.reader, self.writer, self.greeting = reader, writer, greeting
-
-
-async def _connect(target: dict[str, str]) -> _Session:
-    host, port = target["host"], target.get("port", "5432")
-    if host.startswith("/"):
-        reader, writer = await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
-    else:
-        reader, writer = await asyncio.open_connection(host, int(port))
-    words = ["user", target.get("user", "postgres"), "database", target["dbname"], "application_name", "pooler"]
-    startup = struct.pack("!i", 196608) + b"".join(word.encode() + b"\0" for word in words) + b"\0"
-    writer.write(struct.pack("!i", len(startup) + 4) + startup)
-    greeting, kind = b"", b""
-    while kind != b"Z":
-        kind, message = await _message(reader)
-        if kind == b"E":
-            raise ConnectionError(message)
-        greeting += b"K\x00\x00\x00\x0c" + bytes(8) if kind == b"K" else message
-    return _Session(reader, writer, greeting)
 
 
 async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

@@ -221,15 +221,11 @@ class Cut:
     """A port that leads to the server; while it is `cut` nothing passes either way, and nothing is closed."""
 
     def __init__(self, dsn: str) -> None:
-        target = conninfo_to_dict(dsn)
-        self._socket = f"{target['host']}/.s.PGSQL.{target.get('port') or 5432}"
+        self._target = conninfo_to_dict(dsn)
         self._loop = LoopThread()
         self._open = asyncio.Event()
         self._open.set()
-        self._pumps: set[asyncio.Task[None]] = set()
-        self._ends: list[asyncio.StreamWriter] = []
-        self._server = self._loop.call(asyncio.start_server(self._join, "127.0.0.1", 0))
-        port = self._server.sockets[0].getsockname()[1]
+        port = self._loop.listen(self._join)
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
 
     def cut(self) -> None:
@@ -240,29 +236,13 @@ class Cut:
         self._loop.soon(self._open.set)
 
     def close(self) -> None:
-        self._loop.close(self._close())
-
-    async def _close(self) -> None:
-        self._server.close()
-        self._open.set()
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        for end in self._ends:
-            end.close()
-        await asyncio.gather(*(end.wait_closed() for end in self._ends), return_exceptions=True)
+        self._loop.close()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._ends.append(writer)
         await self._open.wait()
-        if not self._server.is_serving():
-            return
-        theirs, ours = await asyncio.open_unix_connection(self._socket)
-        self._ends.append(ours)
-        for source, sink in ((reader, ours), (theirs, writer)):
-            pump = asyncio.ensure_future(self._pump(source, sink))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+        theirs, ours = await self._loop.connect(self._target)
+        self._loop.start(self._pump(reader, ours))
+        self._loop.start(self._pump(theirs, writer))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
