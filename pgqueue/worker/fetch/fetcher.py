@@ -19,18 +19,7 @@ Why no wake is lost:
 
 If the worker is idle and is told of a job of one lane, a `glance` claims from that lane alone; no fetch precedes it.
 
-A poll asks whether anything has happened. Polls are slow while notifications are known to come (`pace`), all lanes are
-known to be empty, no glance came since, and no task is paused whose jobs a cursor may have passed. Each heartbeat then
-asks the same in its own message (`probed`), so an idle worker that listens sends next to nothing. What that costs, and
-what not:
-
-1. An answer that nothing has happened puts off the next slow poll to 1 to 1.6 times its pace after the *question*.
-   Whether it is due is looked at with each ordinary poll. So without a single notification a job waits for two slow
-   polls at most, whether heartbeats bring answers or not.
-2. An answer is compared with the last fetch, as that of a poll is. If it is older than that fetch, it may cause a fetch
-   for nothing, and never keeps one from being sent.
-3. What is due at a time (a start at zero, a cursor that fell, a row that was passed over) comes at its time.
-4. A heartbeat does not know which queues and tasks are paused. Lanes of paused queues are not known to be empty.
+A poll asks whether anything has happened. How often, and why no job waits for it longer than it must, is in `poll`.
 
 If the server refuses a claim for a value of one row, `refused_rows` says what to do. It does, too, if an open
 transaction has inserted the id of a job. The first claim that meets that waits two seconds, the next ones 20 ms.
@@ -44,13 +33,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import inf
-from random import uniform
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 import psycopg
 
-from pgqueue.database.backoff import jittered, persist, wait
+from pgqueue.database.backoff import persist, wait
 from pgqueue.database.row_errors import meets_open_id, refuses_move
 from pgqueue.database.sessions import Link, Session
 from pgqueue.database.statements import Row, Statement, integers, texts
@@ -67,6 +55,7 @@ from pgqueue.worker.fetch.keyed_claim import KeyedClaim
 from pgqueue.worker.fetch.kinds import NO_RANK, Kind, Kinds
 from pgqueue.worker.fetch.passed_over import POSITIONS_MOST, Passed, PassedOver, PassedRead
 from pgqueue.worker.fetch.paused_tasks import PausedTasks
+from pgqueue.worker.fetch.poll import Polls, spaced
 from pgqueue.worker.fetch.refused_rows import RefusedRow, RefusedRows
 from pgqueue.worker.fetch.watermark import SWEEP_EVERY, Fetch, Reading, Watermark
 from pgqueue.worker.run.slots import Room
@@ -84,23 +73,8 @@ FULL_SECONDS = 1.0
 # For so long after a claim has met an id that an open transaction has inserted, claims wait 20 ms for such a one: not
 # two seconds, in which no other job starts.
 IMPATIENT_SECONDS = 60.0
-# A slow poll is due after this multiple of its pace at most. What is left of two of them is for the polls in between.
-SLOW_MOST = 1.6
-# A fetch may see a job this long before the notification of its COMMIT arrives.
-LATE_SECONDS = 0.5
 # The watermark learns the positions of the jobs of a claim if these are so few. A worker with more to do needs none.
 FEW_TAKEN = 50
-
-
-def spaced(wanted: float, poll: float) -> float:
-    """Seconds until the next look, if a fetch is wanted in `wanted` seconds.
-
-    If that is near, the look is the fetch. Else it comes after a poll or more, at random, but not right before the
-    fetch: it would find what the fetch finds.
-    """
-    if wanted <= 2 * poll:
-        return wanted
-    return uniform(max(poll, wanted / 2), 2 * poll) if wanted <= 4 * poll else jittered(poll)
 
 
 class FetchCapacity(Protocol):
@@ -166,6 +140,7 @@ class Fetcher:
         self.keyed_claim = KeyedClaim()
         self.refused_rows = RefusedRows(session, state)
         self.glances = Glances()
+        self.polls = Polls()
         self.fetches = 0
         self.claim_times = Times()
         """How long each round trip of a claim took."""
@@ -186,24 +161,18 @@ class Fetcher:
         self._generation = 0
         self._quiet = False
         self._impatient_until = 0.0
-        self._look_at = 0.0
-        """When the next slow poll is due."""
-        self._polled = False
-        """Whether a poll, and nothing that was told, has led to the fetches since."""
-        self._untold_at = inf
-        """When such a fetch has taken rows, if no notification has come since."""
 
     def wake(self, zero: bool = False) -> None:
         """Jobs may have become available; `zero`: even behind the watermark (a rescue freed rows)."""
         if zero:
             self.watermark.start_at_zero()
-        self._polled, self._untold_at = False, inf
+        self.polls.told()
         self.kinds.unknown()
         self._wake.set()
 
     def told(self, queue: str, rank: int) -> None:
         """A plain job has become available in this lane; nothing is said of other lanes."""
-        self._polled, self._untold_at = False, inf
+        self.polls.told()
         rest = self.glances.told((queue, rank, False), monotonic())
         if rest:
             self._rest(rest)
@@ -344,9 +313,7 @@ class Fetcher:
 
     def _patience(self, roomy: Sequence[Room]) -> float:
         """Seconds until the next look without a wake."""
-        self._polled = False
-        if monotonic() > self._untold_at + LATE_SECONDS:
-            self._untold_at = inf
+        if self.polls.ended(monotonic()):
             self._state.pace.untold()
         reading = max(self.passed_over.next_reading() - monotonic(), SOON)
         return min(spaced(max(self._wanted(roomy), SOON), self._state.settings.poll), reading)
@@ -359,11 +326,7 @@ class Fetcher:
 
     def _is_early(self, roomy: Sequence[Room]) -> bool:
         """Whether it is too early for a slow poll, and no reading is due."""
-        return monotonic() < min(self._look_at, self.passed_over.next_reading()) and self._is_slow(roomy)
-
-    def _proved(self, sent: float) -> None:
-        """Nothing had happened at this time: the slow poll is put off. It comes two polls after its time at most."""
-        self._look_at = max(self._look_at, sent + uniform(1.0, SLOW_MOST) * self._state.pace.poll)
+        return monotonic() < min(self.polls.slow_at, self.passed_over.next_reading()) and self._is_slow(roomy)
 
     def _wanted(self, roomy: Sequence[Room]) -> float:
         """Seconds until a fetch is wanted: a start at zero, a cursor that fell, a row that was passed over."""
@@ -387,9 +350,9 @@ class Fetcher:
     ) -> bool:
         """Take the answer of a poll; return whether to fetch both kinds. `known`: nothing but jobs can be new."""
         if known and self.watermark.idle(reading, paused, lanes, monotonic()):
-            self._proved(sent)
+            self.polls.proved(sent, self._state.pace.poll)
             return False
-        self._polled = known and not self.asking[1]  # a claim under way may be of what this answer has seen
+        self.polls.leads(alone=known and not self.asking[1])  # a claim under way may be of what this answer has seen
         self.kinds.unknown()
         return True
 
@@ -471,9 +434,8 @@ class Fetcher:
         """
         self.fetches += 1
         self.glances.fetched(monotonic() + self._state.settings.poll)
-        self._proved(self._session.sent)
-        if self._polled and claimed.taken:
-            self._untold_at = min(self._untold_at, self._session.sent)
+        self.polls.proved(self._session.sent, self._state.pace.poll)
+        self.polls.fetched(self._session.sent, any=bool(claimed.taken))
         self.claim_times.add(self._session.took)
         self._learn_rest(kind, claimed.answer)
 

@@ -16,7 +16,6 @@ from workers import Eyes, Taker, until
 
 from pgqueue.database.statements import Statement
 from pgqueue.jobs.job import Job
-from pgqueue.worker.fetch.fetcher import spaced
 from pgqueue.worker.fetch.watermark import SWEEP_SHARE, Watermark
 from pgqueue.worker.run.slots import Room
 
@@ -295,18 +294,6 @@ async def test_a_lowered_cursor_is_looked_at_again_soon_whatever_the_poll(dsn: s
         taker.fetcher.quiet()
         await running
     await taker.close()
-
-
-@pytest.mark.promise("F09")
-def test_an_idle_worker_looks_twice_before_a_fetch_in_five_seconds_and_never_more_than_two_polls_apart() -> None:
-    for _ in range(200):
-        left, pauses = 5.0, list[float]()
-        while left > 0:
-            pauses.append(spaced(left, 1.0))
-            left -= pauses[-1]
-        assert left == 0.0  # the last comes when the fetch is wanted, not before it
-        assert len(pauses) == 3
-        assert all(1.0 <= pause <= 2.0 for pause in pauses)
 
 
 # Plan and cost -------------------------------------------------------------------------------------------------------
