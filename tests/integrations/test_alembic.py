@@ -10,6 +10,7 @@ from pathlib import Path
 import pages
 import psycopg
 import pytest
+import sqlalchemy
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic_projects import AlembicProject
@@ -143,7 +144,11 @@ def test_an_option_that_is_none_is_named() -> None:
         alembic.upgrade(None, version=2)  # type: ignore[call-arg]
 
 
-def test_autogenerate_leaves_the_schema_alone(tmp_path: Path, empty_dsn: str) -> None:
+@pytest.mark.parametrize("schema", ["pgqueue", "shop_jobs"])
+def test_autogenerate_leaves_the_schema_alone(
+    tmp_path: Path, empty_dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_SCHEMA", schema)
     models = {"target_metadata": MetaData(), "include_schemas": True}
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute("CREATE SCHEMA app; CREATE TABLE app.gone (id int)")
@@ -154,11 +159,13 @@ def test_autogenerate_leaves_the_schema_alone(tmp_path: Path, empty_dsn: str) ->
     first(naive)
     naive.upgrade()
     made = naive.autogenerate()
-    assert "drop_table('job_done'" in made and "drop_table('gone'" in made
+    assert "drop_table('gone'" in made
+    # SQLAlchemy 2.0 lists no schema whose name begins with "pg", so it drops nothing there.
+    assert "drop_table('job_done'" in made or (schema == "pgqueue" and sqlalchemy.__version__.startswith("2.0."))
     project = AlembicProject(homes[1], empty_dsn, "psycopg", include_name=alembic.include_name, **models)
     first(project)
     made = project.autogenerate()
-    assert "pgqueue" not in made and "drop_table('gone'" in made
+    assert schema not in made and "drop_table('gone'" in made
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

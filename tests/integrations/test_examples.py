@@ -154,6 +154,15 @@ def test_the_shop_on_flask_does_what_its_page_says(dsn: str, tmp_path: Path) -> 
         assert eyes.all("SELECT item, charged FROM shop_order") == [("tea", True)]
 
 
+@pytest.mark.second
+@pytest.mark.promise("F464")
+def test_the_shop_on_flask_closes_its_pool_at_the_end(dsn: str) -> None:
+    """What is registered first is called last. Only on Python 3.13 the threads of an open pool hold the end up."""
+    program = "import atexit; made = []; atexit.register(lambda: print(made[0].extensions['pool'].closed))"
+    asked = f"{program}; from shop.app import create_app; made.append(create_app())"
+    assert run(FLASK, dsn, sys.executable, "-c", asked, SHOP_DSN=dsn) == "True\n"
+
+
 class Pages(BaseHTTPRequestHandler):
     """Pages for the checker: one is gone, the others are there."""
 

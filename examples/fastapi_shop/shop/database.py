@@ -8,7 +8,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import pgqueue
 
-engine = create_async_engine(os.environ.get("DATABASE_URL", "postgresql+asyncpg://localhost/shop"))
+engine = create_async_engine(os.environ.get("DATABASE_URL", "postgresql+asyncpg:///shop"))
 sessions = async_sessionmaker(engine, expire_on_commit=False)
 pgqueue.configure(dsn=engine.url.render_as_string(hide_password=False))
 

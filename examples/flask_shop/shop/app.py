@@ -1,5 +1,6 @@
 """The application: a pool of connections, and the endpoints."""
 
+import atexit
 import os
 from typing import Any
 
@@ -23,6 +24,7 @@ def create_app(dsn: str | None = None) -> Flask:
     """Make the application on this database, else on that of SHOP_DSN."""
     app = Flask("shop")
     app.extensions["pool"] = ConnectionPool(dsn or os.environ["SHOP_DSN"], min_size=1, max_size=10, open=True)
+    atexit.register(app.extensions["pool"].close)  # else its threads may delay the end of the program by 20 seconds
     app.add_url_rule("/orders/<item>", view_func=order, methods=["POST"])
     app.add_url_rule("/jobs/<int:id>", view_func=job_status)
     app.register_error_handler(pgqueue.JobNotFound, no_such_job)

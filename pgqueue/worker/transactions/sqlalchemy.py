@@ -32,6 +32,7 @@ _for_async_engine: ContextVar[AsyncSavepointConnection] = ContextVar("pgqueue_as
 
 NO_COMMIT = "the worker commits this session, together with the job's completion; to write now: flush()"
 NO_ROLLBACK = "the worker rolls this session back when the handler raises; for a part of it: begin_nested()"
+OLD_SQLALCHEMY = "await job.asession() needs SQLAlchemy 2.0.16 or newer; job.session() and job.aconnection() do not"
 
 SAVEPOINT = b"SAVEPOINT pgqueue_session"
 ROLLBACK = b"ROLLBACK TO SAVEPOINT pgqueue_session"
@@ -241,9 +242,12 @@ def _async_engine() -> AsyncEngine:
     async def given() -> Any:
         return _for_async_engine.get()
 
-    return create_async_engine(
-        "postgresql+psycopg://", async_creator=given, poolclass=NullPool, use_native_hstore=False
-    )
+    try:
+        return create_async_engine(
+            "postgresql+psycopg://", async_creator=given, poolclass=NullPool, use_native_hstore=False
+        )
+    except TypeError as error:  # the argument `async_creator` is unknown
+        raise Error(OLD_SQLALCHEMY) from error
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from workers import Eyes, until, work
 from pgqueue import Job
 from pgqueue.errors import Error
 from pgqueue.testing import adrain
+from pgqueue.worker.transactions import sqlalchemy
 
 sa = pytest.importorskip("sqlalchemy")
 orm = pytest.importorskip("sqlalchemy.orm")
@@ -267,6 +269,30 @@ async def test_each_kind_of_handler_is_told_which_session_is_its_own(dsn: str, a
     await completed(dsn, accounts, on_loop)
     accounts.do("TRUNCATE pgqueue.job_done")
     await completed(dsn, accounts, in_thread)
+
+
+@pytest.mark.promise("F463")
+async def test_an_async_session_says_which_sqlalchemy_it_needs(
+    dsn: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def before_2_0_16(url: str, *, async_creator: object = None, **options: object) -> object:
+        raise TypeError("Invalid argument(s) 'async_creator' sent to create_engine()")
+
+    async def asks(job: Job) -> None:
+        for _ in range(2):  # the second ask, too
+            with pytest.raises(Error, match=r"job\.asession\(\) needs SQLAlchemy 2\.0\.16 or newer"):
+                await job.asession()
+        await (await job.aconnection()).execute("UPDATE account SET balance = balance - 50 WHERE id = 1")
+
+    def in_thread(job: Job) -> None:
+        job.session().get(Account, 2).balance -= 50
+
+    monkeypatch.setattr(sqlalchemy, "_async_engine", cache(sqlalchemy._async_engine.__wrapped__))
+    monkeypatch.setattr("sqlalchemy.ext.asyncio.create_async_engine", before_2_0_16)
+    await completed(dsn, accounts, asks)
+    accounts.do("TRUNCATE pgqueue.job_done")
+    await completed(dsn, accounts, in_thread)
+    assert balances(accounts) == [50, 150, 50]
 
 
 async def test_a_drain_has_an_async_session_too(dsn: str, accounts: Eyes) -> None:
