@@ -14,12 +14,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, FloatRect, Page
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -105,6 +106,20 @@ class Tab:
             for each in found["violations"]
             for node in each["nodes"]
         ]
+
+    def header(self) -> dict[str, FloatRect]:
+        """What is seen in the header, from left to right, and where. It has one row: none stands on another one."""
+        found = {
+            name: box
+            for name in (".menu", ".brand", ".database", ".search", ".live", ".role")
+            if (each := self.page.locator(f"header {name}")).is_visible() and (box := each.bounding_box()) is not None
+        }
+        boxes, bottom = list(found.values()), self.page.locator("header").bounding_box()
+        assert bottom is not None and bottom["height"] <= 64
+        assert all(box["y"] >= 0 and box["y"] + box["height"] <= bottom["height"] + 1 for box in boxes), found
+        assert all(one["x"] + one["width"] <= other["x"] for one, other in pairwise(boxes)), found
+        assert found[".search"]["width"] >= 100, found
+        return found
 
     def overflow(self) -> int:
         """By how many pixels the whole page can be scrolled sideways."""

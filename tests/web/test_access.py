@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -595,3 +596,21 @@ def test_a_path_is_one_route() -> None:
     assert match("DELETE", "/jobs") == (None, {}, True)
     for path in ("/jobs/0", "/jobs/-1", "/jobs/1e3", "/jobs/" + "9" * 40, "/jobs/", "//jobs", "/jobs\n"):
         assert match("GET", path) == (None, {}, False)
+
+
+@pytest.mark.promise("F450")
+@pytest.mark.parametrize(
+    ("rights", "said"),
+    [
+        ("read", "change nothing"),
+        ({"retry"}, "do: retry"),
+        ({"run_now", "cancel"}, "do: cancel, run now"),
+        (ACTIONS, "do every action"),
+    ],
+)
+async def test_the_header_of_each_page_says_what_the_visitor_may_do(dsn: str, rights: Any, said: str) -> None:
+    async with dashboard_of(dsn, lambda visitor: rights) as made, browsing(made) as browser:
+        for path in ("/", "/jobs", "/limits"):
+            page = (await browser.get(path)).text
+            assert re.findall(r"<p>You see every page, and can ([^<]*)\.</p>", page) == [said], path
+            assert "Sign out" not in page, "auth is the application's own"

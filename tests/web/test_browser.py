@@ -237,6 +237,35 @@ def test_parts_of_the_overview_stand_side_by_side_in_a_wide_window_and_in_their_
     operator.clean()
 
 
+@pytest.mark.promise("F450")
+def test_the_visitor_and_the_live_switch_stand_at_the_right_of_the_header_at_every_width(operator: Tab) -> None:
+    """Naive is a header whose words have no room on a phone: there they are shapes, and readers of screens say them."""
+    page = operator.page
+    operator.go("/jobs")
+    role, live = (page.get_by_role("button", name=each, exact=True) for each in ("operator", "Live updates: on"))
+    for width in (360, 390, 640, 641, 1248, 1249, 1280, 3840):
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        found = operator.header()
+        assert role.is_visible() and live.is_visible(), width
+        assert width - 40 <= found[".role"]["x"] + found[".role"]["width"] <= width, (width, found)
+        assert list(found)[-2:] == [".live", ".role"], width
+        if width <= 640:
+            assert min(found[".live"]["width"], found[".role"]["width"]) >= 44, (width, found)
+        role.click()
+        box = page.locator("#account").bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] >= 52, width
+        assert page.get_by_role("button", name="Sign out").is_visible(), width
+        page.keyboard.press("Escape")
+        assert not page.get_by_role("button", name="Sign out").is_visible(), width
+    shapes = "getComputedStyle(document.querySelector('.live'), '::before').content"
+    on = page.evaluate(shapes)
+    live.click()
+    off = page.get_by_role("button", name="Live updates: off")
+    assert page.evaluate(shapes) != on and off.get_attribute("title") == "Live updates: off"
+    off.click()
+    operator.clean()
+
+
 def test_a_page_that_fails_can_be_read(operator: Tab) -> None:
     answer = operator.page.goto(f"{operator.url}/jobs/999999")
     assert answer is not None and answer.status == 404
@@ -386,6 +415,10 @@ def test_a_reader_sees_the_pages_and_no_button(browser: Browser, url: str, ids: 
 def test_who_signs_out_sees_nothing_more(browser: Browser, url: str) -> None:
     with tab(browser, url) as seen:
         seen.sign_in(READER)
+        assert not seen.page.get_by_role("button", name="Sign out").is_visible()
+        seen.page.get_by_role("button", name="reader", exact=True).click()
+        seen.page.get_by_text("You see every page, and can change nothing.").wait_for()
+        assert seen.findings() == []
         seen.page.get_by_role("button", name="Sign out").click()
         seen.page.get_by_role("heading", name="Sign in").wait_for()
         seen.go("/jobs")

@@ -225,7 +225,9 @@
 
   function say() {
     liveSwitch.setAttribute("aria-pressed", String(on()));
-    liveSwitch.textContent = !on() ? "Live updates: off" : failed > 0 ? "Live updates: no answer" : "Live updates: on";
+    liveSwitch.classList.toggle("silent", on() && failed > 0);
+    liveSwitch.title = !on() ? "Live updates: off" : failed > 0 ? "Live updates: no answer" : "Live updates: on";
+    liveSwitch.firstElementChild.textContent = liveSwitch.title;
   }
 
   if (way !== undefined) {
