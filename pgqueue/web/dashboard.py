@@ -167,7 +167,7 @@ class Dashboard:
             return _redirect(visit.root, f"{page.after}{joint}{urlencode({'did': page.did})}")
         if page.problem is not None and visit.json:
             return self._problem(visit, page.problem)
-        items = [self._redaction.shown(item) for item in page.items]
+        items = page.items if page.items_are_shown else [self._redaction.shown(item) for item in page.items]
         more = self._redaction.shown(plain(page.more))
         if visit.json:
             return rendering.as_json({"items": items} | more)

@@ -33,6 +33,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -58,8 +59,14 @@ CUTS_MOST = 200
 END_MOST = 10_000
 """So many of the last characters of a text are looked at for the beginning of a hidden value."""
 
+KEYS_MOST, KEY_MOST = 1_000, 100
+"""So many keys, of so many characters at most, are remembered with whether they fit a pattern."""
+
 FOUND_MOST = 100
 """So many hidden values, in all their spellings, are looked for in the other texts of their item."""
+
+LEAVES = frozenset({str, int, float, bool, datetime, type(None)})
+"""Types of values that hold no others. To ask for them first is quicker: most values of a row are of these."""
 
 Path = tuple[str, ...]
 Function = Callable[[Path, Any], Any]
@@ -81,7 +88,10 @@ _VALUE = re.compile(
 )
 # The rest of the line, or of the text if the line ends within a list or an object.
 _REST = re.compile(r"[^\n]*[\[({,][ \t\r]*+\n.*|[^\n]*", re.DOTALL)
+# Without one of these no name stands before a value in a text: most texts of a row have none.
+_MAY_NAME = re.compile("[:=>%]|--")
 # A token has a digit, or a capital in a word. `Basic understanding` has neither.
+_SCHEMES = ("earer", "EARER", "asic", "ASIC")
 _BEARER = re.compile(r"\b([Bb]earer|BEARER|[Bb]asic|BASIC)(\s{1,3})(?=\S*(?:\d|[a-z][A-Z]))[\w~+/.=-]{8,}+")
 _HEADER = re.compile("cookie|authorization", re.IGNORECASE)
 """Names whose values have blanks, commas and semicolons."""
@@ -153,6 +163,8 @@ class Redaction:
             if replaced is not value and replaced != value:
                 _remember(value, found)
                 return replaced
+        if type(value) in LEAVES:
+            return value
         if isinstance(value, Mapping):
             return {key: self._of_key((*path, str(key)), each, found) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -163,7 +175,7 @@ class Redaction:
         if value is not None and self._fits(path[-1]):
             _remember(value, found)
             return HIDDEN
-        return self._walk(path, value, found)
+        return value if self.function is None and type(value) in LEAVES else self._walk(path, value, found)
 
     def _asked(self, path: Path, value: Any) -> Any:
         assert self.function is not None
@@ -180,7 +192,7 @@ class Redaction:
             return [self._texts(path, each, hidden) for each in value]
         if not isinstance(value, str) or _is_name(path):
             return value
-        return self._text(value, hidden, is_error=path[:1] not in [(name,) for name in _FOREIGN])
+        return self._text(value, hidden, is_error=not path or path[0] not in _FOREIGN)
 
     def _text(self, text: str, hidden: Sequence[str], *, is_error: bool) -> str:
         was_cut = len(text) >= MESSAGE_MOST
@@ -194,9 +206,12 @@ class Redaction:
             text = _without_begun(text, hidden) if was_cut else text
         if not self.patterns:
             return text
-        text = _BEARER.sub(rf"\1\2{HIDDEN}", text)
+        if any(each in text for each in _SCHEMES):
+            text = _BEARER.sub(rf"\1\2{HIDDEN}", text)
         if _COLUMNS in text:
             text = "\n".join(map(self._without_columns, text.split("\n")))
+        if _MAY_NAME.search(text) is None:
+            return text
         parts, done = [], 0
         for name in _NAME.finditer(text):
             word, begin = name["option"] or name["key"], name.end()
@@ -218,7 +233,17 @@ class Redaction:
         return line
 
     def _fits(self, key: str) -> bool:
-        return self._pattern is not None and self._pattern.fullmatch(key) is not None
+        fits = self._known.get(key)
+        if fits is None:
+            fits = self._pattern is not None and self._pattern.fullmatch(key) is not None
+            if len(self._known) < KEYS_MOST and len(key) <= KEY_MOST:
+                self._known[key] = fits
+        return fits
+
+    @cached_property
+    def _known(self) -> dict[str, bool]:
+        """Of keys that were seen, whether they fit a pattern. All rows of a list have the same keys."""
+        return {}
 
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:

@@ -184,8 +184,10 @@ def took(seconds: float) -> str:
     return f"{round(seconds, 1):g} s" if seconds < 10 else lasting(seconds)
 
 
-def _arguments(args: Mapping[str, Any]) -> str:
-    """The arguments of a job on one line: `order_id=7, to="a@example.com"`."""
+def _arguments(args: Mapping[str, Any] | str) -> str:
+    """The arguments of a job on one line: `order_id=7, to="a@example.com"`. As a text they are hidden as a whole."""
+    if isinstance(args, str):
+        return args
     return ", ".join(f"{name}={_json_line(value)}" for name, value in args.items())
 
 

@@ -16,7 +16,7 @@ from pgqueue.admin import queries
 from pgqueue.admin.known_names import KnownNames
 from pgqueue.web import rendering
 from pgqueue.web.access import ACTIONS
-from pgqueue.web.redaction import HIDDEN
+from pgqueue.web.redaction import HIDDEN, KEY_MOST, KEYS_MOST, LEAST, Redaction
 from pgqueue.web.search_field import added, parts_of
 
 Conn = psycopg.Connection[Any]
@@ -289,3 +289,58 @@ async def test_the_number_that_fits_is_on_the_button_for_all(dsn: str, conn: Con
             assert said in (await browser.get(f"/jobs?{query}")).text, query
         assert "Retry all…" in (await browser.get("/jobs?task=other&limit=1")).text, "it is another one for each action"
     assert pgqueue.bulks(conn) == []
+
+
+@pytest.mark.promise("F457")
+async def test_a_row_is_hidden_in_one_walk_with_the_last_error_where_it_stands(dsn: str, conn: Conn) -> None:
+    """The application is asked for each value of a row once: by the path of the job's page, and for the error that the
+    list has by its own path, too."""
+    [job] = put(conn, args='{"order": {"id": 7}}', attempt=1)
+    fail(conn, [job], "KeyError", "no such order")
+    asked: list[tuple[str, ...]] = []
+
+    def hide(path: tuple[str, ...], value: Any) -> Any:
+        asked.append(path)
+        return "gone" if path in hidden else value
+
+    for field in ("attempts", "error"):
+        hidden: set[tuple[str, ...]] = {(field, "message")}
+        async with reading(dsn, redact=(), redact_with=hide) as browser:
+            asked.clear()
+            [item] = (await browser.get("/jobs", headers=JSON)).json()["items"]
+            assert item["error"] == {"error_type": "KeyError", "message": "gone"}
+            assert {asked.count(path) for path in (("args", "order", "id"), ("queue",), ("error", "message"))} == {1}
+            assert "gone" in rows(await browser.get("/jobs"))[0]
+
+
+@pytest.mark.promise("F457")
+@pytest.mark.parametrize("pattern", ["error", "err*", "message"])
+async def test_what_a_pattern_hides_of_an_error_is_hidden_in_the_list(dsn: str, conn: Conn, pattern: str) -> None:
+    [job] = put(conn, attempt=1)
+    fail(conn, [job], "KeyError", "no such order")
+    async with reading(dsn, redact=[pattern]) as browser:
+        [item] = (await browser.get("/jobs", headers=JSON)).json()["items"]
+        assert "no such order" not in str(item) and HIDDEN in str(item["error"])
+        [row] = rows(await browser.get("/jobs"))
+        assert "no such order" not in row and HIDDEN in row
+        assert (await browser.get(f"/jobs/{job}")).status_code == 200
+
+
+@pytest.mark.promise("F457")
+async def test_arguments_may_be_hidden_as_a_whole(dsn: str, conn: Conn) -> None:
+    put(conn, args='{"order": {"id": 4711}}')
+    async with reading(dsn, redact=["args"]) as browser:
+        [row] = rows(await browser.get("/jobs"))
+    assert "4711" not in row and HIDDEN in row
+
+
+@pytest.mark.promise("F457")
+def test_keys_of_other_rows_do_not_fill_the_memory_of_a_redaction() -> None:
+    made = Redaction(("*token*",))
+    for n in range(KEYS_MOST + 10):
+        assert made.shown({"args": {f"token{n}": "a" * LEAST, f"name{n}": "b"}}) == {
+            "args": {f"token{n}": HIDDEN, f"name{n}": "b"}
+        }
+    long = "x" * KEY_MOST + "token"
+    assert Redaction(("*token*",)).shown({long: "a"}) == {long: HIDDEN}
+    assert len(made._known) == KEYS_MOST and not any(len(key) > KEY_MOST for key in made._known)

@@ -74,7 +74,8 @@ async def jobs(asked: Asked) -> Page:
     more = {"searched": found.searched, "complete": found.complete, "after": found.after, "counts": plain(counts)}
     view = _view(asked, found.after) | {"at": at, "fit": plain(fit), "actions": actions}
     view |= {"tabs": _tabs(asked), "chips": _chips(asked), "known": _suggested(known, asked.redaction)}
-    return Page("jobs.html", items, more, view | {"shown": _columns(items, asked.values("state"))})
+    view |= {"shown": _columns(items, asked.values("state"))}
+    return Page("jobs.html", items, more, view, items_are_shown=True)
 
 
 async def _of_all(connections: Connections) -> tuple[KnownNames, tuple[datetime, dict[str, Count] | None] | None]:
@@ -114,7 +115,8 @@ async def _found(conn: object, given: dict[str, Any]) -> tuple[Found, dict[int, 
 
 
 def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> dict[str, Any]:
-    """The job without its attempts. Its last error is hidden as on the page of the job: by the job's own values."""
+    """The job without its attempts, and without what is hidden. Its last error is hidden as on the page of the job: by
+    the job's own values."""
     attempts = [] if error is None else [{name: error[name] for name in ("error_type", "message")}]
     also = {"attempts": attempts, "steps": [] if error is None else error["steps"]}
     item = redaction.shown(plain(job) | {"key": job.key and redaction.awaited(job.key), **also})
@@ -123,7 +125,7 @@ def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> d
     if isinstance(said, dict) and said["message"]:
         said = said | {"message": first_line(str(said["message"]))}
     del item["steps"]  # a search does not read them
-    return dict(item) | {"error": said}
+    return {**item, **redaction.shown({"error": said})}
 
 
 async def _fit(asked: Asked, found: Found, counts: dict[str, Count] | None, actions: Sequence[str]) -> Count | None:

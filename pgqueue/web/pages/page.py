@@ -16,7 +16,7 @@ from pgqueue.jobs.actors import acting
 from pgqueue.jobs.values import HIGHEST_ID, digits
 from pgqueue.web.connections import Ask, Connections, Unreachable
 from pgqueue.web.problems import Problem, problem_of
-from pgqueue.web.redaction import UNREAD, Redaction
+from pgqueue.web.redaction import LEAVES, UNREAD, Redaction
 
 T = TypeVar("T")
 
@@ -149,6 +149,8 @@ class Page:
     after: str | None = None
     did: str = ""
     """After a change: where a browser goes on, and the word that says there what was done."""
+    items_are_shown: bool = False
+    """The items are what `Redaction.shown` has returned, each as a whole. They are not walked once more."""
     problem: Problem | None = None
     """Why nothing was done. The page is shown with its status; as JSON only the problem is."""
 
@@ -255,6 +257,8 @@ class TooDeep(Exception):
 
 def plain(value: Any, room: int = DEPTH_MOST) -> Any:
     """Dataclasses as objects, at any depth; times stay what they are. A field that is nested too deeply says so."""
+    if type(value) in LEAVES:
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _field(getattr(value, field.name)) for field in fields(value)}
     if not isinstance(value, Mapping | list | tuple):
