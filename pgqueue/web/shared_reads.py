@@ -1,7 +1,7 @@
 """One read for all visitors who ask for the same at the same time. No visitor gets what is older than the request.
 
-Called by pages, for what is the same for every visitor: the numbers of jobs, the findings, the history. It keeps no
-answer: when the last of its visitors has the answer, it is gone.
+Called by pages, for what is the same for every visitor: the numbers of jobs, the findings, the history, a job as it is
+in the database. It keeps no answer: when the last of its visitors has the answer, it is gone.
 
 Why an answer is never older than the request, nor shared where it must not be:
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ from dashboards import browsing, dashboard_of
 from workers import Eyes
 
 import pgqueue
+from pgqueue.web import Visitor
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.connections import Connections
 from pgqueue.web.shared_reads import SharedReads
@@ -169,16 +172,46 @@ PAIRS = [
     ("/task?name=web.a", "/task?name=web.a&range=30d"),
     ("/bulk/new?action=cancel&state=available", "/bulk/new?action=cancel&state=available&queue=of_web.b"),
     ("/bulk/new?action=cancel&state=available", "/bulk/new?action=discard&state=failed"),
+    ("/errors?task=web.a", "/errors?task=web.b"),
+    ("/errors?task=web.a", "/errors?task=web.a&queue=elsewhere"),
+    ("/errors?limit=1", "/errors?limit=1&skip=1"),
+    ("/tasks", "/tasks?range=6h"),
+    ("/jobs/7001", "/jobs/7002"),
+    ("/jobs/7001?listed=1&state=failed", "/jobs/7001?listed=1&state=failed&task=web.a&error_type=KeyError"),
+    ("/jobs/7001?listed=1&state=failed", "/jobs/7003?listed=1&state=failed"),
 ]
+FAILED = """
+WITH made AS (
+    INSERT INTO pgqueue.job (id, task, queue, state, finished_at, bin, reason, attempt, args)
+    SELECT id, task, 'of_' || task, 'failed', now() + id * interval '1 ms', 0, 'error', 1, '{"order": 90817}'
+    FROM (VALUES (7001, 'web.a'), (7002, 'web.b'), (7003, 'web.a')) AS t (id, task)
+    RETURNING id, enqueued_at, task, queue
+), tried AS (
+    INSERT INTO pgqueue.attempt (
+        job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, outcome, error_type, message)
+    SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error',
+        CASE id WHEN 7001 THEN 'KeyError' ELSE 'ValueError' END, 'no order 90817'
+    FROM made
+)
+INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, first_at, last_at, count, job_ids)
+SELECT id::text, queue, task, 'KeyError', now(), now() + id * interval '1 ms', id, ARRAY[id] FROM made WHERE id < 7003
+"""
 
 
 def seen(answer: httpx.Response) -> object:
     """What differs between the pages of a pair, without the times of the request."""
     assert answer.status_code == 200, answer.text
     told = answer.json()
-    names = ("id", "name", "completed", "figures", "n", "count", "states")
+    names = ("id", "name", "completed", "figures", "n", "count", "states", "same_cause")
     items = [{name: item[name] for name in names if name in item} for item in told["items"]]
-    return items, told.get("step_seconds"), told.get("action"), told.get("first") if "action" in told else None
+    return (
+        items,
+        told.get("before"),
+        told.get("next"),
+        told.get("step_seconds"),
+        told.get("action"),
+        told.get("first") if "action" in told else None,
+    )
 
 
 @pytest.mark.promise("F428")
@@ -188,6 +221,8 @@ async def test_ten_visitors_of_a_page_share_its_reads_and_another_filter_has_its
 ) -> None:
     """Naive: each visitor reads for itself, ten times as much; or a part of the filter is no part of the name."""
     eyes.do(HAPPENED)
+    eyes.do(HAPPENED.replace("minute'", "hour'").replace("_minute", "_hour").replace("3 minutes", "3 hours"))
+    eyes.do(FAILED)
     for task, number in (("web.a", 1), ("web.b", 2)):
         for _ in range(number):
             pgqueue.remote(task).using(queue=f"of_{task}").enqueue(eyes.conn)
@@ -208,3 +243,53 @@ async def test_ten_visitors_of_a_page_share_its_reads_and_another_filter_has_its
         await asyncio.gather(*[ask(one) for _ in range(10)])
         assert alone <= reads <= 2 * alone
         assert [seen(each) for each in await asyncio.gather(*map(ask, [one, other] * 5))] == expected * 5
+
+
+WHO: ContextVar[str] = ContextVar("who")
+
+
+@pytest.mark.promise("F458")
+@pytest.mark.parametrize("path", ["/jobs/7001", "/errors?task=web.a", "/jobs?state=failed&task=web.a", "/jobs/7003"])
+async def test_visitors_who_share_a_read_see_what_each_may_see(
+    path: str, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An application that hides by visitor hides in each answer, whichever visitor's request has begun the read; and a
+    reader has no button beside an operator."""
+    eyes.do(FAILED)
+    running, most = 0, 0
+    read = Connections.read
+
+    async def counted(made: Connections, ask: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await read(made, ask)
+        finally:
+            running -= 1
+
+    async def auth(visitor: Visitor) -> Any:
+        who = str(visitor.bearer)
+        WHO.set(who)
+        return ACTIONS if who == "operator" else "read"
+
+    def hide(_: tuple[str, ...], value: Any) -> Any:
+        return (
+            "gone"
+            if WHO.get() == "stranger" and "90817" in str(value) and not isinstance(value, dict | list)
+            else value
+        )
+
+    monkeypatch.setattr(Connections, "read", counted)
+    async with dashboard_of(dsn, auth, redact=(), redact_with=hide) as made, browsing(made) as browser:
+        for kinds in (["stranger", "operator"], ["operator", "stranger"]):
+            order = kinds * 5
+            answers = await asyncio.gather(
+                *[browser.get(path, headers={"authorization": f"Bearer {who}"}) for who in order]
+            )
+            for who, answer in zip(order, answers, strict=True):
+                assert answer.status_code == 200
+                main = answer.text.partition("<main")[2]
+                assert ("90817" in main, "gone" in main) == ((False, True) if who == "stranger" else (True, False)), who
+                assert bool(re.search(">Retry<|Retry all", main)) == (who == "operator"), who
+    assert most == 1, "each waits for the read of the others"

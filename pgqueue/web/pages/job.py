@@ -34,12 +34,13 @@ async def job(asked: Asked) -> Page:
     """The job as the only item, with `why`, `successors`, `same_cause` and `changes`; beside it its neighbours in the
     list that the visitor came from. Without such a job: what may have become of it, and 404."""
     id = asked.id
-    found = await asked.read(lambda conn: awhy(conn, id))
+    found = await asked.read_shared(lambda conn: awhy(conn, id), "why", id)
     job = found.job
     if job is None:
         raise Problem(404, f"There is no job {id}", " ".join(_sentence(reason.text) for reason in found.reasons))
-    changes = await asked.read(lambda conn: aaudit(conn, job=id, limit=CHANGES_MOST))
-    successors, _ = await asked.part(lambda conn: asuccessors(conn, job))
+    changes = await asked.read_shared(lambda conn: aaudit(conn, job=id, limit=CHANGES_MOST), "changes of a job", id)
+    ended = (job.id, job.state, job.finished_at)
+    successors, _ = await asked.part_shared(lambda conn: asuccessors(conn, job), "successors", ended)
     item = plain(job) | {
         "key": job.key and asked.redaction.awaited(job.key),
         "why": plain(found.reasons),
@@ -84,17 +85,16 @@ async def _same_cause(asked: Asked, job: JobInfo) -> dict[str, Any] | None:
     error_type = last.error_type or last.outcome
     if hides_class(error_type, asked.redaction) or asked.redaction.hides(("task",), job.task):
         return None
-    found, _ = await asked.part(
-        lambda conn: asearch(conn, room=1, state="failed", task=job.task, error_type=error_type, limit=ALIKE_SHOWN + 1)
+    given: dict[str, Any] = {"state": "failed", "task": job.task, "error_type": error_type}
+    found, _ = await asked.part_shared(
+        lambda conn: asearch(conn, room=1, limit=ALIKE_SHOWN + 1, **given), "same cause", given
     )
     if found is None:
         return None
     others = [each for each in found.jobs if each.id != job.id]
     count: Count | None = Count(len(others))
     if not found.complete:
-        count, _ = await asked.part(
-            lambda conn: acount_bulk(conn, "retry", state="failed", task=job.task, error_type=error_type)
-        )
+        count, _ = await asked.part_shared(lambda conn: acount_bulk(conn, "retry", **given), "of same cause", given)
         if count is not None and job.state == "failed":
             count = Count(max(count.n - 1, len(others)), count.exact)
     newest = [{"id": each.id, "finished_at": each.finished_at} for each in others[:ALIKE_SHOWN]]

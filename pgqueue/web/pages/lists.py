@@ -55,14 +55,15 @@ async def errors(asked: Asked) -> Page:
     queue, task, since = asked.value("queue"), asked.value("task"), moment(asked.value("since"), "since")
     rows = rows_of(asked)
     most = min(rows.needed, GROUPS_MOST)
-    found = await asked.read(lambda conn: aerror_groups(conn, queue=queue, task=task, since=since, limit=most))
+    given: dict[str, Any] = {"queue": queue, "task": task, "since": since, "limit": most}
+    found = await asked.read_shared(lambda conn: aerror_groups(conn, **given), "errors", given)
     view = rows.view(found) | {
         "asked": {name: asked.value(name) or "" for name in ("queue", "task", "since")},
         "may_retry": {"bulk", "retry"} <= set(asked.rights),
     }
-    versions = await asked.read(aversions)
+    versions = await asked.read_shared(aversions, "versions")
     shown = rows.of(found)
-    errors, problem = await asked.part(lambda conn: acause_errors(conn, shown))
+    errors, problem = await asked.part_shared(lambda conn: acause_errors(conn, shown), "errors of causes", shown)
     said = causes.messages(errors or [], shown, asked.redaction)
     items = [
         plain(each) | {"message": said.get(each.fingerprint), "is_new": brought(versions, each.first_version)}

@@ -44,13 +44,14 @@ async def neighbours(asked: Asked) -> Neighbours | None:
     if asked.value(LISTED[0]) != LISTED[1]:
         return None
     given = criteria(asked) | {"limit": LOOKED}
-    found, _ = await asked.part(lambda conn: asearch(conn, room=1, **given))
+    found, _ = await asked.part_shared(lambda conn: asearch(conn, room=1, **given), "stretch", given)
     if found is None:
         return None
     filter = [part for part in asked.given if part[0] not in (*APART, LISTED[0], "limit")]
     jobs, here, began = found.jobs, _place(found.jobs, asked.id), asked.value("after")
     if here == 0 and began is not None:  # a link has lost those before it: the head of the list may have them
-        head, _ = await asked.part(lambda conn: asearch(conn, room=1, **given | {"after": None}))
+        first = given | {"after": None}
+        head, _ = await asked.part_shared(lambda conn: asearch(conn, room=1, **first), "stretch", first)
         if head is not None and (place := _place(head.jobs, asked.id)) is not None:
             jobs, here, began = head.jobs, place, None
     if here is None:

@@ -111,6 +111,10 @@ class Asked:
         for each `ask`, and all that it depends on. It hides nothing: that comes after, for each visitor."""
         return await self.shared(repr(about), lambda connections: connections.read(ask))
 
+    async def part_shared(self, ask: Ask[T], *about: object) -> tuple[T | None, Problem | None]:
+        """The same for a part of a page, as `part`."""
+        return await self.shared(repr(about), lambda connections: part_of(connections, ask))
+
     async def part(self, ask: Ask[T]) -> tuple[T | None, Problem | None]:
         """The same for a part of a page: the other parts are shown although this one has failed. Raises Unreachable."""
         return await part_of(self.connections, ask)

@@ -61,13 +61,11 @@ async def tasks(asked: Asked) -> Page:
     step, length = LISTED[range_]
     now = datetime.now(UTC)
     first = begin(now, UNITS[step]) + UNITS[step] - length
-    last = newest(await asked.read(aversions))
+    last = newest(await asked.read_shared(aversions, "versions"))
     split = _split(last, UNITS[step], first, now)
     ends = [first, *(() if split is None else (split, split + UNITS[step])), None]
-    parts: list[TaskHistory] = [
-        await asked.read(partial(atask_history, since=since, step=step, until=until)) for since, until in pairwise(ends)
-    ]
-    known = await asked.read(lambda conn: aknown_names(conn, KNOWN_MOST))
+    parts = [await _done(asked, step, since, until) for since, until in pairwise(ends)]
+    known = await asked.read_shared(lambda conn: aknown_names(conn, KNOWN_MOST), "names", KNOWN_MOST)
     paused = parts[-1].paused
     read = (*(part.rows for part in parts), known.tasks, paused)
     rows = together(row for part in parts for row in part.rows)
@@ -84,6 +82,13 @@ async def tasks(asked: Asked) -> Page:
     more = {"first": first, "version": version, "after": shown.after(ordered)}
     more |= {"cut_at": next(filter(None, (cut_at(each, KNOWN_MOST) for each in read)), None)}
     return Page("tasks.html", items, more, view | shown.view(ordered))
+
+
+async def _done(asked: Asked, step: Unit, since: datetime | None, until: datetime | None) -> TaskHistory:
+    """What all tasks did between these times."""
+    assert since is not None
+    ask = partial(atask_history, since=since, step=step, until=until)
+    return await asked.read_shared(ask, "task history", since, step, until)
 
 
 async def task(asked: Asked) -> Page:
