@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,6 +21,7 @@ from pgqueue.web.pages.changes import NOTICES
 
 __all__ = ["role"]
 
+JSON = {"accept": "application/json"}
 EVIL = "<script>alert('x')</script>\"&"
 
 
@@ -321,6 +324,23 @@ async def test_where_a_list_cannot_be_read_the_others_are_shown(dsn: str, eyes: 
     assert page.status_code == 200 and page.text.count("A part of this page is missing") == 1
     assert (asked["items"], [each["name"] for each in asked["limits"]]) == ([], ["api"])
     assert [each["name"] for each in asked["rates"]] == ["mail"] and len(asked["problems"]) == 1
+
+
+@pytest.mark.promise("F459")
+async def test_a_part_that_is_missing_is_said_in_json_as_the_manual_shows(dsn: str, eyes: Eyes) -> None:
+    """A part that cannot be read is empty, and `problems` says why; a page of which nothing can be read is an error."""
+    manual = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text().partition("## If a page fails")[2]
+    shown = json.loads(manual.partition("```json")[2].partition("```")[0])
+    async with reading(dsn) as browser:
+        whole = (await browser.get("/limits", headers=JSON)).json()
+        assert whole == shown | {"problems": []}
+        with eyes.conn.transaction():
+            eyes.do("LOCK TABLE pgqueue.worker IN ACCESS EXCLUSIVE MODE")
+            assert (await browser.get("/limits", headers=JSON)).json() == shown
+            alone = await browser.get("/limits?list=locks", headers=JSON)
+    [problem] = shown["problems"]
+    error = {"code": 503, "title": problem["title"], "message": problem["text"]}
+    assert (alone.status_code, alone.json()) == (503, {"items": [], "error": error})
 
 
 def test_many_locks_are_listed_in_one_pass(conn: psycopg.Connection[Any]) -> None:
