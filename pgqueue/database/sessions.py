@@ -53,6 +53,8 @@ Identity = tuple[int, str]
 ROUND_TRIP_SECONDS = 45.0
 OVERDUE_SECONDS = 2.0
 """A message without an answer for so long is overdue: no statement waits longer than this for a lock."""
+AGAIN_SECONDS = 30.0
+"""A session that was told to end, and has not ended, is told again after this time."""
 LOOK_SECONDS = 1.0
 """While a message is overdue, a look ends or begins so often."""
 # If the database is away, a session is opened again after this time at most.
@@ -93,6 +95,8 @@ class Link:
     prepare: bool = True
     left: set[Identity] = field(default_factory=set, compare=False, repr=False)
     """Sessions of this worker that lost their connection with a message under way, and were not ended yet."""
+    stuck: dict[Identity, float] = field(default_factory=dict, compare=False, repr=False)
+    """Those of them that have not ended in time: when they are told again, by `monotonic`."""
     outage: Outage = field(default_factory=Outage, compare=False, repr=False)
     """Which sessions of this worker are lost: it paces their connections."""
     primary: Primary = field(default_factory=Primary, compare=False, repr=False)
@@ -176,6 +180,8 @@ class Session:
                     raise Replaced("what was to be sent was made for a connection that is not there any more")
                 if self.link.left:
                     await end_left(connection, self.link)
+                if self.link.stuck:
+                    await tell_stuck(connection, self.link)
                 return await self._exchange(connection, messages, after)
             except BaseException as error:
                 await self.close()
@@ -447,7 +453,21 @@ async def end_left(conn: Wire, link: Link) -> None:
             log.warning(
                 "session %d of this worker has lost its connection and could not be ended: its locks stay", left[0]
             )
+            if rows[0][0] is False:  # else it is not ours to end
+                link.stuck[left] = monotonic() + AGAIN_SECONDS
         link.left.discard(left)
+
+
+async def tell_stuck(conn: Wire, link: Link) -> None:
+    """Tell those sessions again to end whose time it is, and wait for none: messages would come late each time."""
+    now = monotonic()
+    for stuck, at in list(link.stuck.items()):
+        if at <= now:
+            link.stuck[stuck] = now + AGAIN_SECONDS
+            tell = link.statement("sessions_tell", pid=stuck[0], backend_start=stuck[1])
+            [rows] = await send(conn, link, tell)
+            if not rows:
+                link.stuck.pop(stuck, None)
 
 
 def ending(link: Link, session: Identity) -> Statement[list[tuple[Any, ...]]]:

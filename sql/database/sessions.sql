@@ -59,3 +59,8 @@ SELECT CASE WHEN a.backend_start IS NOT NULL
 FROM pg_stat_activity a JOIN pg_roles me ON me.rolname = current_user
 WHERE a.pid = %(pid)s::integer AND coalesce(a.backend_start = %(backend_start)s::text::timestamptz, true)
   AND a.datname = current_database();
+
+-- name: sessions_tell
+-- Tell a session of ours again to end that has not ended in time, and do not wait for that. Answers a row as long as it is there.
+SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a
+WHERE a.pid = %(pid)s::integer AND a.backend_start = %(backend_start)s::text::timestamptz AND a.datname = current_database();

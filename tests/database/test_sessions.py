@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import psycopg
 import pytest
@@ -211,10 +212,40 @@ async def test_a_session_that_is_not_ours_to_end_is_named(
         assert [record.getMessage() for record in caplog.records] == [
             f"session {mine[0]} of this worker has lost its connection and could not be ended: its locks stay"
         ]
-        assert not session.link.left
+        assert not session.link.left and not session.link.stuck
     finally:
         await session.close()
         eyes.do(f"DROP ROLE {role}")
+
+
+@pytest.mark.promise("F470")
+async def test_a_session_that_has_not_ended_in_time_is_told_again_and_no_message_waits_for_that(
+    dsn: str, eyes: Eyes, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: that is logged, and forgotten, and its locks stay."""
+    link, asked = session.link, list[int]()
+
+    def in_vain(_: Link, left: tuple[int, str]) -> Statement[Any]:
+        asked.append(left[0])
+        return Statement("SELECT false", {}, list)
+
+    monkeypatch.setattr(sessions, "ending", in_vain)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        cursor = conn.execute("SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+        [left] = cursor.fetchall()
+        link.left.add(left)
+        assert await session.run(select("SELECT 1")) == [1]
+        assert asked == [left[0]] * 2 and not link.left and set(link.stuck) == {left}
+        assert await session.run(select("SELECT 1")) == [1]
+        assert len(asked) == 2 and eyes.one("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", left[0]) == 1
+        link.stuck[left] = 0.0
+        assert await session.run(select("SELECT 1")) == [1]
+        await until(lambda: not eyes.one("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", left[0]))
+        assert set(link.stuck) == {left}, "that it is gone is seen when it is told again"
+        link.stuck[left] = 0.0
+        assert await session.run(select("SELECT 1")) == [1]
+        assert not link.stuck and len(asked) == 2
+    await session.close()
 
 
 async def test_a_session_behind_a_pooler_is_nobodys_own(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

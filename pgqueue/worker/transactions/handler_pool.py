@@ -55,7 +55,7 @@ from pgqueue.database import alarms, forks
 from pgqueue.database.backoff import one_line, to_its_end
 from pgqueue.database.dead_link import hang_up
 from pgqueue.database.pool_log import quieten
-from pgqueue.database.sessions import Away, Identity, Link, options, own
+from pgqueue.database.sessions import AGAIN_SECONDS, Away, Identity, Link, options, own
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.steady_clock import monotonic
 from pgqueue.worker.transactions.commit_message import CommitMessage
@@ -80,8 +80,6 @@ IDLE_SECONDS = 60.0
 STALE_SECONDS = UNDO_SECONDS = 1.0
 # A session that is not cleared in this time is closed.
 CLEAR_SECONDS = 5.0
-# One that was told to end, and has not ended, is told again after this time.
-AGAIN_SECONDS = 30.0
 
 C = TypeVar("C", HandlerConnection, AsyncHandlerConnection)
 
