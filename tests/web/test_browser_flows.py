@@ -92,6 +92,28 @@ def test_each_node_is_reached_by_keyboard_and_named(operator: Tab, flow: int) ->
     operator.clean()
 
 
+@pytest.mark.promise("F451")
+def test_nodes_are_cards_on_a_phone_and_rows_with_a_head_that_stays_at_the_desk(operator: Tab, flow: int) -> None:
+    """Naive is a table that is scrolled sideways. What a node waits for is then out of sight."""
+    page = operator.page
+    operator.go(f"/flows/{flow}")
+    card = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=re.compile("^5 ")))
+    for width in (360, 390, 640):
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        boxes = [each.bounding_box() for each in card.get_by_role("cell").all()]
+        for box in boxes:
+            assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width, (width, box)
+        label = "getComputedStyle(e, '::before').content"
+        assert card.get_by_role("cell").last.evaluate(f"e => {label}") == '"waits for "', width
+        assert card.get_by_role("link").bounding_box()["height"] >= 44  # type: ignore[index]
+        assert page.get_by_role("columnheader", name="Task").count() == 0, "all nodes are of one task"
+    page.set_viewport_size({"width": 1280, "height": HEIGHT})
+    page.get_by_role("row").last.scroll_into_view_if_needed()
+    head = page.get_by_role("columnheader", name="Waits for").bounding_box()
+    assert head is not None and head["y"] == pytest.approx(52, abs=1)
+    operator.clean()
+
+
 @pytest.mark.promise("F319")
 def test_a_flow_is_cancelled_after_a_preview(operator: Tab, flow: int) -> None:
     page = operator.page

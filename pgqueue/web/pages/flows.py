@@ -13,7 +13,7 @@ from pgqueue.admin.actions import acancel, aretry
 from pgqueue.admin.answers import Answer
 from pgqueue.admin.flows import COUNTED_MOST, FlowInfo, FlowNodes, acounted, aflows, after_of, aget_flow, ain_states
 from pgqueue.jobs.states import DEAD, ENDED, LIVE
-from pgqueue.web.flow_graph import NODES_MOST, graph_of
+from pgqueue.web.flow_graph import graph_of
 from pgqueue.web.pages.bulks import allowed_action
 from pgqueue.web.pages.page import Asked, Page, plain
 from pgqueue.web.problems import Problem
@@ -39,12 +39,14 @@ async def flows(asked: Asked) -> Page:
 
 
 async def flow(asked: Asked) -> Page:
-    """One flow with its nodes. As JSON with its first 1,000; as HTML 200 at a time, and a graph if these are all."""
+    """One flow with its nodes. As JSON with its first 1,000; as HTML 50 at a time, with a graph of all first if
+    these are 200 at most."""
     one = FlowNodes(await asked.read(lambda conn: acounted(conn, asked.id, JOBS_MOST)), (), 0)
     if one.flow.exact:
         one = await asked.read(lambda conn: aget_flow(conn, asked.id))
     first = min(max(0, (asked.number("from") or 1) - 1), len(one.nodes))
-    nodes = one.nodes[first : first + NODES_MOST]
+    nodes = one.nodes[first : first + SHOWN]
+    has_graph = one.flow.exact and first == 0 and one.nodes_count == len(one.nodes)
     item = _item(one.flow) | {
         "nodes": [plain(node) | {"state": node.state} for node in one.nodes],
         "nodes_count": one.nodes_count,
@@ -55,7 +57,7 @@ async def flow(asked: Asked) -> Page:
         "first": first,
         "last": first + len(nodes),
         "after": [after_of(node, AFTER_SHOWN) for node in nodes],
-        "graph": graph_of(nodes) if one.flow.exact and one.nodes_count == len(nodes) else None,
+        "graph": graph_of(one.nodes) if has_graph else None,
         "states": [state for state in (*LIVE, *ENDED) if one.flow.jobs.get(state)],
         "actions": [action for action in STATES if _possible(action, one, asked.rights)],
         "most": COUNTED_MOST,
