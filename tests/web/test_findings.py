@@ -155,11 +155,19 @@ async def test_what_stands_between_backticks_is_code_and_stays_text(dsn: str, co
         "started_at) VALUES ('1 h', 1, 1, 'h', 'v', '{q}', 'running', now(), now() - interval '1 h')"
     )
     [(id,)] = conn.execute("SELECT id FROM pgqueue.job_dead").fetchall()
+    [(cancelled,)] = conn.execute(
+        "INSERT INTO pgqueue.job_dead (state, task, reason, finished_at, bin) "
+        "VALUES ('cancelled', 't', 'see `<b>x</b>` & `', now(), 0) RETURNING id"
+    ).fetchall()
     conn.commit()
     async with reading(dsn, redact=()) as browser:
         page = (await browser.get(f"/jobs/{id}")).text
-        assert "see <code>&lt;b&gt;x&lt;/b&gt;</code> &amp; `" in page and "<b>x" not in page
+        quoted = "see <code>&lt;b&gt;x&lt;/b&gt;</code> &amp; `"
+        assert page.count(quoted) == page.count("see ") == 3, "the sentence, the error, and the attempt"
+        assert "<b>x" not in page
         found = (await browser.get(f"/jobs/{id}", headers={"accept": "application/json"})).json()
         assert any("`<b>x</b>`" in each["text"] for each in found["items"][0]["why"])
+        page = (await browser.get(f"/jobs/{cancelled}")).text
+        assert page.count(quoted) == 1, "the sentence; the fact below stays as it is stored"
         overview = (await browser.get("/")).text
         assert "<code>pgqueue grants</code>" in overview and "`" not in overview

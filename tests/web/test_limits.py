@@ -306,14 +306,25 @@ async def test_a_key_is_found_by_its_first_letters_beside_very_many_and_a_hidden
         "SELECT 'web.task', 'blocked', key, 'lock:' || key FROM ("
         "SELECT 'a' || n FROM generate_series(1, 1500) AS n UNION ALL VALUES ('zoo:7'), ('token:abcdef')) AS of (key)"
     )
+    eyes.do("INSERT INTO pgqueue.key_limit (name, n, declared) VALUES ('zoo:8', 1, 1), ('token:abcdef', 1, 1)")
+    eyes.do(
+        "INSERT INTO pgqueue.key_rate (name, count, period, declared_count, declared_period) "
+        "VALUES ('zoo', 1, 1, 1, 1), ('token=abcdef', 1, 1, 1, 1)"
+    )
     async with reading(dsn) as browser:
 
         async def keys(query: str) -> list[str]:
             found = await browser.get(f"/limits?{query}", headers={"accept": "application/json"})
             return [each["key"] for each in found.json()["items"]]
 
+        async def names(query: str) -> list[list[str]]:
+            found = (await browser.get(f"/limits?{query}", headers=JSON)).json()
+            return [[each["name"] for each in found[kind]] for kind in ("limits", "rates")]
+
         assert await keys("name=zoo") == await keys("lock=zoo:7") == ["zoo:7"]
         assert await keys("name=tok") == await keys("name=token:a") == [] == await keys("name=zoo:8")
+        assert await names("name=zoo") == [["zoo:8"], ["zoo"]]
+        assert await names("name=tok") == await names("name=token:a") == await names("name=token%3Da") == [[], []]
 
 
 async def test_where_a_list_cannot_be_read_the_others_are_shown(dsn: str, eyes: Eyes, declared: None) -> None:

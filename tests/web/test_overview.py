@@ -105,6 +105,8 @@ async def test_four_figures_and_all_states_lead_to_their_jobs(shop: str) -> None
         assert len(page.encode()) <= 60_000
 
 
+OF_LISTS = (("key",), ("limits", "name"), ("rates", "name"))
+"""Where the page of locks, limits and rates shows a key or a name."""
 WAITING = """
 INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at)
 VALUES ('1 hour', 1, 5, 'here', '1', '{mail,slow,held}', '{t,u}', 'running', now());
@@ -188,12 +190,28 @@ async def test_jobs_that_wait_for_one_key_lead_to_it_and_to_the_list_if_they_wai
     for hidden in (
         {"redact": ("limit_key", "lock_key", "rate_key")},
         {"redact_with": lambda path, value: "-" if value in ("a", "b", "c", "limit:b", "rate:c") else value},
+        {"redact_with": lambda path, value: "-" if path in OF_LISTS else value},
     ):
         async with reading(dsn, **hidden) as browser:
             found = (await browser.get("/", headers=JSON)).json()["waits"]
             assert all(each["key"] is None for each in found)
             assert "their limit is full" in (await browser.get("/")).text
             assert (await browser.get("/limits?lock=a")).status_code == 400
+
+
+@pytest.mark.promise("F245")
+async def test_a_key_that_is_not_printable_leads_to_the_list(dsn: str, conn: Conn) -> None:
+    """Naive is a link with another letter than the key has: it finds nothing."""
+    before = WAITING.partition("INSERT INTO pgqueue.job_blocked")[0]
+    conn.execute(before.encode())
+    conn.execute(
+        "INSERT INTO pgqueue.job_blocked (state, task, queue, limit_key, key) "
+        "VALUES ('blocked', 't', 'mail', E'b\u202e', E'limit:b\u202e')"
+    )
+    conn.commit()
+    async with reading(dsn) as browser:
+        keys = {each["reason"]: each["key"] for each in (await browser.get("/", headers=JSON)).json()["waits"]}
+        assert keys["limit"] is None and '/limits#limits">their limit is full' in (await browser.get("/")).text
 
 
 @pytest.mark.promise("F346")

@@ -10,6 +10,8 @@ import pytest
 from dashboards import browsing, dashboard_of, forms, press, reading
 
 import pgqueue
+from pgqueue.database import drivers
+from pgqueue.database.statements import Statement, text
 from pgqueue.jobs.histogram import BOUNDS
 from pgqueue.web.access import ACTIONS
 from pgqueue.web.redaction import HIDDEN
@@ -134,20 +136,33 @@ async def test_a_version_that_is_new_or_old_is_compared_with_nothing(dsn: str, c
 
 
 @pytest.mark.promise("F333", "F432", "F138")
-async def test_a_cause_has_the_message_of_its_newest_job_without_its_secrets(dsn: str, conn: Conn) -> None:
+async def test_a_cause_has_the_message_of_its_newest_job_without_its_secrets(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = refused(conn, '{"order_id": 1}', "what an older job says")
     job = refused(conn, '{"order_id": 4242, "api_key": "hunter2x"}', "the key hunter2x of 4242 is wrong\nsecond line")
     conn.execute(
         "INSERT INTO pgqueue.error_group (fingerprint, queue, task, error_type, message, first_at, last_at, count, "
         "job_ids) SELECT f, 'q', 't', e, 'quotes hunter2x', now() - interval '2 d', now(), 112, j "
         "FROM (VALUES ('a', 'Refused', %s::bigint[]), ('b', 'Gone', '{987654}'), ('c', 'None', '{}')) AS of (f, e, j)",
-        [[job]],
+        [[job, old]],
     )
     conn.commit()
+    sent = 0
+
+    async def counted(conn: object, statement: Statement[Any]) -> Any:
+        nonlocal sent
+        sent += statement.sql == text("cause_errors_list", "pgqueue")
+        return await arun(conn, statement)
+
+    arun = drivers.arun
+    monkeypatch.setattr(drivers, "arun", counted)
     found = (await document(dsn, "/task?name=t"))["items"][0]["causes"]
     others = [(await document(dsn, "/errors"))["items"], (await document(dsn, "/"))["causes"]]
     for causes in (found, *others):
         messages = {each["error_type"]: each["message"] for each in causes}
         assert messages == {"Refused": f"the key {HIDDEN} of 4242 is wrong", "Gone": HIDDEN, "None": HIDDEN}
+    assert sent == 3, "one statement for all causes of a page"
     assert found[0]["count"] == 112
 
     def hide(path: tuple[str, ...], value: Any) -> Any:
@@ -155,15 +170,15 @@ async def test_a_cause_has_the_message_of_its_newest_job_without_its_secrets(dsn
 
     for accept in ("text/html", "application/json"):
         async with reading(dsn, redact_with=hide) as browser:
-            text = (await browser.get("/task?name=t", headers={"accept": accept})).text
-            assert "Refused" in text and not re.search("hunter2x|4242|Gone", text)
+            shown = (await browser.get("/task?name=t", headers={"accept": accept})).text
+            assert "Refused" in shown and not re.search("hunter2x|4242|Gone", shown)
     async with reading(dsn, redact=()) as browser:
         page = (await browser.get("/task?name=t")).text
         assert "quotes hunter2x" in page and "the key hunter2x of 4242 is wrong" in page
         link = re.search(r'href="(/jobs\?[^"]*error_type=Refused[^"]*)"', page)
         assert link is not None
         items = (await browser.get(link[1].replace("&amp;", "&"), headers=JSON)).json()["items"]
-        assert [each["id"] for each in items] == [job]
+        assert {each["id"] for each in items} == {job, old}
 
 
 @pytest.mark.promise("F333")
