@@ -844,13 +844,19 @@ ORDER BY run_at, id LIMIT %(most)s::integer
 -- Whether a scheduled job waits for another attempt. Else it waits for its time, or has put itself off.
 (attempt > 0 OR crashes > 0)
 
+-- name: job_is_of
+-- Whether a job is of the states, the queue and the task of a search.
+pgqueue.fits(state, {{awaits_attempt}}, queue, task, finished_at, %(states)s::text[], %(queue)s::text, %(task)s::text, NULL)
+
 -- name: looked_at
--- The ids and the times of the jobs that a search looks at, for what it asks of their attempts. Read only if it does.
-SELECT coalesce(array_agg(id), '{}') AS ids, coalesce(array_agg(enqueued_at), '{}') AS since
+-- The ids and the times of the jobs that a search looks at, for what it asks of their attempts. Read only if it does. Jobs of another
+-- state, queue or task are left out: to look up an attempt takes longer than to read a job.
+SELECT coalesce(array_agg(id) FILTER (WHERE {{job_is_of}}), '{}') AS ids,
+       coalesce(array_agg(enqueued_at) FILTER (WHERE {{job_is_of}}), '{}') AS since
 
 -- name: job_fits
 -- Whether a job fits a search. What it asks of attempts is asked for all jobs of `looked` at once.
-pgqueue.fits(state, {{awaits_attempt}}, queue, task, finished_at, %(states)s::text[], %(queue)s::text, %(task)s::text, NULL)
+{{job_is_of}}
       AND id <> ALL (%(but)s::bigint[])
       AND (%(flow)s::bigint IS NULL OR abs(node) >> 20 = %(flow)s::bigint)
       AND (%(node)s::bigint IS NULL OR abs(node) & 1048575 = %(node)s::bigint)

@@ -38,7 +38,7 @@ SELECT coalesce(json_agg(to_json(shown) ORDER BY id DESC), '[]')::text FROM (
 -- of the work, and the planner, however little it knows of a table, sees that some steps along its index are enough.
 WITH looked AS MATERIALIZED (
     {{looked_at}} FROM (
-        SELECT id, enqueued_at FROM (
+        SELECT * FROM (
             {{newest}}
         ) AS part
         ORDER BY id DESC LIMIT %(most)s::integer
@@ -88,7 +88,7 @@ FROM (
 -- analysed might be sorted.
 WITH looked AS MATERIALIZED (
     {{looked_at}} FROM (
-        SELECT id, enqueued_at FROM (
+        SELECT * FROM (
             {{newest_after}}
         ) AS part
         ORDER BY id DESC LIMIT %(most)s::integer

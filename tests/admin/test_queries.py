@@ -771,3 +771,49 @@ def test_a_page_reads_as_many_rows_as_it_looks_at(
     after = queries.search(conn, state=state, limit=200).after
     for each in (queries.newest(Filter(states, task=task), "pgqueue", place) for place in (None, after)):
         assert [rows_read(conn, each, prepared=True) <= most for _ in range(8)] == [True] * 8
+
+
+SPY = """
+CREATE SCHEMA before;
+ALTER FUNCTION pgqueue.attempted SET SCHEMA before;
+CREATE FUNCTION pgqueue.attempted(ids bigint[], since timestamptz[], worker bigint, error_type text, error text)
+RETURNS SETOF bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RAISE NOTICE '%', cardinality(ids);
+    RETURN QUERY SELECT before.attempted(ids, since, worker, error_type, error);
+END $$
+"""
+
+
+@pytest.mark.promise("F460")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"state": "failed"},
+        {"state": "failed", "after": "infinity/9223372036854775807"},
+        {"state": "retrying"},
+        {"state": ["failed", "retrying"]},
+        {"state": ["failed", "retrying"], "after": 1_000_000},
+    ],
+    ids=str,
+)
+def test_a_search_looks_up_the_attempts_of_jobs_of_its_task_alone(conn: Conn, given: dict[str, Any]) -> None:
+    """Naive looks up those of all jobs that it has looked at, which takes most of its time."""
+    put = "INSERT INTO pgqueue.job (task, queue, state, finished_at, bin, run_at, attempt, reason) "
+    conn.execute(
+        put + "SELECT CASE WHEN n = 7 THEN 'few' ELSE 'many' END, 'q', 'failed', now(), 0, NULL, 1, 'error' "  # noqa: S608
+        "FROM generate_series(1, 300) AS n UNION ALL "
+        "SELECT CASE WHEN n = 7 THEN 'few' ELSE 'many' END, 'q', 'scheduled', NULL, 0, now() + interval '1 h', 1, "
+        "'retry' FROM generate_series(1, 300) AS n"
+    )
+    conn.execute(
+        "INSERT INTO pgqueue.attempt (job_id, enqueued_at, claim, attempt, worker_id, started_at, finished_at, bin, "
+        "outcome, error_type) SELECT id, enqueued_at, 1, 1, 1, now(), now(), 0, 'error', 'KeyError' FROM pgqueue.job"
+    )
+    conn.execute(SPY)
+    asked: list[int] = []
+    conn.add_notice_handler(lambda notice: asked.append(int(notice.message_primary or 0)))
+    states = 2 if isinstance(given["state"], list) else 1
+    assert len(queries.find(conn, task="few", error_type="KeyError", **given)) == states and asked == [states]
+    asked.clear()
+    assert queries.find(conn, queue="other", error_type="KeyError", **given) == [] and asked in ([], [0])
