@@ -103,14 +103,14 @@ def _class(name: str, value: type[Any]) -> Iterator[str]:
         yield f"```text\n{name}{_signature(value)}\n```\n"
     said = vars(value).get("__doc__") or ""
     yield from _said("" if said.startswith(f"{name}(") else said)
-    rows = [(each, _first(member)) for each, member in sorted(vars(value).items()) if _is_public(each, member)]
+    rows = [(each, _first(member)) for each, member in sorted(vars(value).items()) if is_public(each, member)]
     if rows:
         yield "| | |\n|---|---|"
         yield from (f"| `{each}` | {said} |" for each, said in rows)
         yield ""
 
 
-def _is_public(name: str, member: Any) -> bool:
+def is_public(name: str, member: Any) -> bool:
     member = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     return (
         not name.startswith("_")

@@ -1,4 +1,5 @@
-"""What stays in later versions, as it is now: names and parameters, SQL functions, columns, exit codes, fields of JSON.
+"""What stays in later versions, as it is now: names, methods and parameters, SQL functions, columns, commands and their
+options, exit codes, codes of `why` and `doctor`, variables, fields of JSON.
 
 As a program (`.venv/bin/python tests/harness/stable.py DSN`, an empty migrated database) it adds what is new to
 `tests/project/stable.json`. It takes nothing away. That is done by hand, with a line in the changelog.
@@ -8,16 +9,24 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import psycopg
+import reference
 from commands import pgqueue as run
 
 import pgqueue
+from pgqueue.admin import doctor
+from pgqueue.admin.why.reasons import CODES
+from pgqueue.cli import main
+from pgqueue.worker.liveness.watchdog import STUCK
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "tests" / "project" / "stable.json"
@@ -37,9 +46,17 @@ def now(dsn: str) -> Stable:
             "python": {name: _parameters(getattr(pgqueue, name)) for name in sorted(pgqueue.__all__)},
             "functions": {name: _arguments(conn, name) for name in FUNCTIONS},
             "tables": {name: _columns(conn, name) for name in TABLES},
+            "methods": {
+                name: sorted(each for each, member in vars(value).items() if reference.is_public(each, member))
+                for name in sorted(pgqueue.__all__)
+                if inspect.isclass(value := getattr(pgqueue, name))
+            },
+            "commands": dict(_options("pgqueue", main)),
+            "codes": {"why": sorted(CODES), "doctor": _findings()},
+            "variables": {name: [] for name in sorted(reference.variables())},
             "exit codes": {
                 name: [str(value)]
-                for name, value in sorted(vars(import_module("pgqueue.cli.exit_codes")).items())
+                for name, value in sorted({**vars(import_module("pgqueue.cli.exit_codes")), "STUCK": STUCK}.items())
                 if name.isupper() and isinstance(value, int)
             },
             "json": {command: _fields(command, dsn) for command in ASKED},
@@ -81,6 +98,24 @@ def _parameters(value: Any) -> list[str]:
     except ValueError:  # of a class that Python itself makes
         return []
     return sorted(each.name for each in given if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+
+
+def _options(path: str, command: click.Command) -> Iterator[tuple[str, list[str]]]:
+    """Each command below this one, with its options as they are written."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None and not below.hidden:
+                yield from _options(f"{path} {name}", below)
+    else:
+        shown = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        yield path, sorted(name for each in shown for name in [*each.opts, *each.secondary_opts])
+
+
+def _findings() -> list[str]:
+    """The names of the findings of `doctor`, as its source has them."""
+    return sorted(set(re.findall(r'\bFinding\(\s*"(\w+)"', inspect.getsource(doctor))))
 
 
 def _arguments(conn: psycopg.Connection[Any], name: str) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 from accounts import accounts
 from handler_pools import whole
@@ -84,6 +86,9 @@ async def test_what_a_handler_leaves_open_on_its_connection_fails_its_attempt_on
         await until(accounts.is_in(enqueued(dsn, leave), "completed"), 10)
         await until(accounts.is_in(enqueued(dsn, look), "completed"), 10)
         await until(lambda: whole(worker), 10)
+    if "COPY" in what and not on_loop:
+        with suppress(psycopg.Error):  # an older psycopg raises here, else in the garbage collector
+            kept[0].__exit__(None, None, None)
     said = accounts.one("SELECT message FROM pgqueue.attempt")
     assert ("as it wants" if leaves == "raises" else "left a COPY, a stream or notifies() open") in said
     assert accounts.one("SELECT count(*) FROM effect") == 0
