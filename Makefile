@@ -3,9 +3,11 @@ BIN ?= .venv/bin
 
 UV ?= uv
 LOWEST = build/lowest
-# What the oldest packages may lack: the codec, schedules, the command line, the dashboard's door, Sentry.
+# What the oldest packages may lack: the codec, schedules, the command line, the dashboard's door, telemetry, drivers,
+# SQLAlchemy, Alembic, Django, FastAPI, and what a handler does on its connection.
 LOWEST_TESTS = tests/jobs tests/client tests/cli/test_help.py tests/cli/test_names.py tests/cli/test_reading.py \
-	tests/cli/test_exit_codes.py tests/web/test_access.py tests/web/test_pages.py tests/test_config.py tests/telemetry/test_sentry.py
+	tests/cli/test_exit_codes.py tests/web/test_access.py tests/web/test_pages.py tests/test_config.py tests/telemetry \
+	tests/integrations tests/database/test_drivers.py tests/worker/transactions
 
 .PHONY: check format lint types test second lowest
 

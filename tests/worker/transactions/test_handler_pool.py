@@ -225,6 +225,9 @@ async def test_a_session_that_is_in_the_middle_of_something_goes_to_no_other_job
             else:
                 await asyncio.to_thread(kept[0].join, 30)
             assert [type(error) for error in errors] == [psycopg.OperationalError]
+    if what == "a COPY's block" and not on_loop:
+        with suppress(psycopg.Error):  # an older psycopg raises here, else in the garbage collector
+            kept[0].__exit__(None, None, None)
     assert len(set(pids)) == 2
 
 
