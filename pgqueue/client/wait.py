@@ -12,7 +12,9 @@ The order is: commit the row, LISTEN, look. No end of a job is missed:
    to write that row, and with `notify=False`.
 
 A connection that breaks or does not answer is replaced as long as there is time, because the job goes on, too. It leads
-to a server that can be written if the address has one: a standby may not have heard of the job yet.
+to a server that can be written if the address has one. If the server only reads, as in a switchover:
+1. No row is written and none removed: an error of that would end the wait. The leader prunes a row that is left.
+2. If this wait has seen the job, but not on this connection, a standby may not have heard of it yet. It looks again.
 
 Never changes a job.
 """
@@ -49,6 +51,8 @@ CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR = 0.05, 2.0, 2.0
 """The same between attempts to connect again."""
 ANSWER_SECONDS = 10.0
 """If a look takes longer, the link is dead."""
+LAG_SECONDS = 600.0
+"""If a server that only reads has not shown a job for so long that was seen before, the job is not there any more."""
 LEAVE_SECONDS = 2.0
 """If the wait is cancelled, a statement under way ends within this time, or its connection is broken."""
 
@@ -68,6 +72,13 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Try:
+    """Run this statement. If the server refuses it, the answer is None, and the wait goes on without it."""
+
+    statement: Statement[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Listen:
     """Listen on this channel from now on."""
 
@@ -81,7 +92,7 @@ class Pause:
     seconds: float
 
 
-Steps = Generator[Statement[Any] | Listen | Pause, Any, Outcome]
+Steps = Generator[Statement[Any] | Try | Listen | Pause, Any, Outcome]
 
 
 @dataclass(slots=True)
@@ -94,31 +105,34 @@ class Wait:
     config: Config
     waiter: int | None = None
     """The number of our row in `job_waiter`, as long as it may exist."""
+    seen: bool = False
+    """Whether the job was seen."""
 
     def steps(self, pid: int) -> Steps:
         """The steps on one connection. `pid` is the server process as the connection reports it."""
-        if self.waiter is not None:  # left by a connection that broke
+        told, hears = False, self._statement("hears", pid=pid)
+        if self.waiter is not None and (yield hears):  # left by a connection that broke
             yield self.leave()
             self.waiter = None
         ask = find_outcome(self.job_id, self.config.schema)
-        outcome: Outcome = yield ask
-        if not outcome.ended and self._listens() and self.left() > 0 and (yield self._statement("hears", pid=pid)):
-            self.waiter = yield self._statement("begin", id=self.job_id)
-            yield Listen(f"{self.config.schema}.:ended.{self.job_id}")
-            outcome = yield ask
-        pauses = growing(LOOK_FIRST, LOOK_MOST, LOOK_FACTOR)
-        if self.waiter is not None:
-            pauses = growing(TOLD_FIRST, TOLD_MOST, TOLD_FACTOR)
+        outcome: Outcome = yield from self._first_look(ask)
+        if not outcome.ended and self._listens() and self.left() > 0 and (yield hears):
+            begun = yield Try(self._statement("begin", id=self.job_id))
+            if told := begun is not None:
+                self.waiter = begun
+                yield Listen(f"{self.config.schema}.:ended.{self.job_id}")
+                outcome = self._there((yield ask))
+        pauses = growing(TOLD_FIRST, TOLD_MOST, TOLD_FACTOR) if told else growing(LOOK_FIRST, LOOK_MOST, LOOK_FACTOR)
         while not outcome.ended:
             if (left := self.left()) <= 0:
                 raise self._over("had not ended in time; it goes on")
             yield Pause(min(next(pauses), left))
-            outcome = yield ask
+            outcome = self._there((yield ask))
         return outcome
 
-    def leave(self) -> Statement[Any]:
-        """The statement that removes our row."""
-        return self._statement("leave", waiter=self.waiter)
+    def leave(self) -> Try:
+        """The step that removes our row."""
+        return Try(self._statement("leave", waiter=self.waiter))
 
     def lost(self, error: Exception) -> None:
         """The connection broke, or none could be made. Raises ResultTimeout if there is no time for another one."""
@@ -147,6 +161,27 @@ class Wait:
             "fallback_application_name": "pgqueue result",
         }
 
+    def _first_look(self, ask: Statement[Outcome | None]) -> Steps:
+        """How the job stands when it comes into view on this connection. Raises JobNotFound if it is not there."""
+        pauses, lagging = growing(LOOK_FIRST, LOOK_MOST, LOOK_FACTOR), monotonic() + LAG_SECONDS
+        outcome: Outcome | None = yield ask
+        while outcome is None and self.seen and monotonic() < lagging:
+            if only_reads := (yield self._statement("only_reads")):
+                if (left := self.left()) <= 0:
+                    raise self._over("was not seen to end in time: the server only reads, and does not have it yet")
+                yield Pause(min(next(pauses), left))
+            outcome = yield ask
+            if not only_reads:  # it may have been promoted after the look before
+                break
+        found = self._there(outcome)
+        self.seen = True
+        return found
+
+    def _there(self, outcome: Outcome | None) -> Outcome:
+        if outcome is None:
+            raise missing(self.job_id)
+        return outcome
+
     def _listens(self) -> bool:
         return self.config.notify and self.config.listen_dsn is not None
 
@@ -157,15 +192,9 @@ class Wait:
         return ResultTimeout(f"job {self.job_id} {why}", job_id=self.job_id)
 
 
-def find_outcome(job_id: int, schema: str) -> Statement[Outcome]:
-    """Ask for the state of a job. Raises JobNotFound if no job has this id."""
-
-    def read(rows: list[Row]) -> Outcome:
-        if not rows:
-            raise missing(job_id)
-        return Outcome(*rows[0])
-
-    return Statement(text("wait_outcome", schema), {"id": job_id}, read)
+def find_outcome(job_id: int, schema: str) -> Statement[Outcome | None]:
+    """Ask for the state of a job; None if no job has this id."""
+    return Statement(text("wait_outcome", schema), {"id": job_id}, lambda rows: Outcome(*rows[0]) if rows else None)
 
 
 def missing(job_id: int) -> JobNotFound:
@@ -188,7 +217,7 @@ def see(wait: Wait) -> Outcome:
             try:
                 return _play(conn, wait)
             except psycopg.OperationalError as error:
-                if not conn.closed:
+                if not _passes(conn, error):
                     raise
                 wait.lost(error)
         for pause in growing(CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR):
@@ -212,7 +241,7 @@ async def asee(wait: Wait) -> Outcome:
             try:
                 return await _aplay(conn, wait)
             except psycopg.OperationalError as error:
-                if not conn.closed:
+                if not _passes(conn, error):
                     raise
                 wait.lost(error)
         for pause in growing(CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR):
@@ -222,6 +251,12 @@ async def asee(wait: Wait) -> Outcome:
                 break
             except psycopg.OperationalError as error:
                 wait.lost(error)
+
+
+def _passes(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: psycopg.OperationalError) -> bool:
+    """Whether the wait goes on after this error: the connection is lost, or a standby has cancelled a look in favour of
+    what it replays."""
+    return conn.closed or (error.sqlstate or "").startswith("40")
 
 
 def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
@@ -236,6 +271,8 @@ def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
                 case Statement() as statement:
                     with _bounded(conn, wait):
                         answer = drivers.run(conn, statement)
+                case Try(statement):
+                    answer = _try(conn, wait, statement)
                 case Listen(channel):
                     with _bounded(conn, wait):
                         conn.execute(_listen(channel))
@@ -245,8 +282,21 @@ def _play(conn: psycopg.Connection[Any], wait: Wait) -> Outcome:
         return cast("Outcome", end.value)
     finally:
         if wait.waiter is not None and not conn.closed:
-            with suppress(psycopg.OperationalError), _bounded(conn, wait):  # the leader prunes rows that are left
-                drivers.run(conn, wait.leave())
+            with suppress(psycopg.OperationalError):  # the leader prunes rows that are left
+                _try(conn, wait, wait.leave().statement)
+
+
+def _try(conn: psycopg.Connection[Any], wait: Wait, statement: Statement[Any]) -> Any:
+    """The answer; None if the server refuses the statement. Raises OperationalError if the connection is lost."""
+    import psycopg
+
+    try:
+        with _bounded(conn, wait):
+            return drivers.run(conn, statement)
+    except psycopg.Error:
+        if conn.closed:
+            raise
+        return None
 
 
 def _pause(conn: psycopg.Connection[Any], seconds: float) -> None:
@@ -273,6 +323,8 @@ async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
             match steps.send(answer):
                 case Statement() as statement:
                     answer = await _aanswer(conn, wait, drivers.arun(conn, statement), steps)
+                case Try(statement):
+                    answer = await _aanswer(conn, wait, _atry(conn, statement), steps)
                 case Listen(channel):
                     await _aanswer(conn, wait, conn.execute(_listen(channel)))
                 case Pause(seconds):
@@ -285,7 +337,18 @@ async def _aplay(conn: psycopg.AsyncConnection[Any], wait: Wait) -> Outcome:
     finally:
         if wait.waiter is not None and not conn.closed:
             with suppress(psycopg.OperationalError):
-                await _aanswer(conn, wait, drivers.arun(conn, wait.leave()))
+                await _aanswer(conn, wait, _atry(conn, wait.leave().statement))
+
+
+async def _atry(conn: psycopg.AsyncConnection[Any], statement: Statement[Any]) -> Any:
+    import psycopg
+
+    try:
+        return await drivers.arun(conn, statement)
+    except psycopg.Error:
+        if conn.closed:
+            raise
+        return None
 
 
 async def _aanswer(

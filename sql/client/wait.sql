@@ -18,6 +18,10 @@ SELECT pg_backend_pid() = %(pid)s::integer AND current_setting('transaction_read
        AND coalesce(has_function_privilege(to_regprocedure('pgqueue.begin_wait(bigint)'), 'EXECUTE')
                     AND has_function_privilege(to_regprocedure('pgqueue.leave_wait(bigint)'), 'EXECUTE'), false);
 
+-- name: wait_only_reads
+-- Whether the server only reads. A standby may not have heard of the job yet.
+SELECT current_setting('transaction_read_only') = 'on';
+
 -- name: wait_begin
 -- Say that a wait for the end of the job has begun: a statement that ends it, and sees this row, will tell.
 -- Answers the number of the row. Not worth a flush to disk: without the row the waiter finds out by looking.

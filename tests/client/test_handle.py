@@ -580,6 +580,75 @@ async def test_a_wait_looks_on_a_standby_while_none_can_be_written(pgqueue_db: s
     assert not eyes.one("SELECT is_called FROM pgqueue.job_waiter_waiter_seq")
 
 
+@pytest.mark.promise("F485")
+@pytest.mark.usefixtures("pgqueue_db")
+async def test_a_wait_goes_on_through_a_switchover(eyes: Eyes) -> None:
+    """Naive: the new connection begins by removing the row of the old one, and the server's refusal ends the wait."""
+    job, database = running(eyes), eyes.one("SELECT current_database()")
+    ends = [asyncio.create_task(asyncio.to_thread(job.result, 50)), asyncio.create_task(job.aresult(50))]
+    await until(wait_for(eyes, 2))
+    eyes.do(f'ALTER DATABASE "{database}" SET default_transaction_read_only = on')
+    assert end_waiters(eyes) == 2
+    await until(lambda: len(eyes.all(RESTS)) == 2)
+    assert wait_for(eyes, 2)()
+    eyes.do(f'ALTER DATABASE "{database}" RESET default_transaction_read_only')
+    assert end_waiters(eyes) == 2
+    await until(lambda: eyes.all("SELECT waiter > 2 FROM pgqueue.job_waiter") == [(True,)] * 2)  # the old ones are gone
+    complete(eyes.conn, job)
+    assert await asyncio.gather(*ends) == ["in"] * 2
+    assert wait_for(eyes, 0)()
+
+
+@pytest.mark.promise("F485")
+@pytest.mark.usefixtures("pgqueue_db")
+@pytest.mark.parametrize("error", ["read_only_sql_transaction", "insufficient_privilege", "disk_full"])
+@pytest.mark.parametrize(
+    "refused", ["begin_wait(job_id bigint) RETURNS bigint", "leave_wait(waiter bigint) RETURNS void"]
+)
+async def test_what_a_server_refuses_a_wait_ends_no_wait(eyes: Eyes, refused: str, error: str) -> None:
+    """Naive: the result is there, the row cannot be removed any more, and the call raises that."""
+    body = f"LANGUAGE plpgsql AS $$ BEGIN RAISE {error}; END $$"
+    eyes.do(f"CREATE OR REPLACE FUNCTION pgqueue.{refused} {body}")
+    job, other = running(eyes), running(eyes)
+    ends = [asyncio.create_task(asyncio.to_thread(job.result, 50)), asyncio.create_task(job.aresult(50))]
+    late = [asyncio.create_task(asyncio.to_thread(other.result, 0.3)), asyncio.create_task(other.aresult(0.3))]
+    answers = await asyncio.gather(*late, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [pgqueue.ResultTimeout] * 2
+    complete(eyes.conn, job)
+    assert await asyncio.gather(*ends) == ["in"] * 2
+
+
+@pytest.mark.promise("F485")
+@pytest.mark.usefixtures("pgqueue_db")
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+async def test_a_look_that_a_standby_cancels_is_made_again(
+    eyes: Eyes, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    job, cancelled = running(eyes), list[str]()
+    run, arun = drivers.run, drivers.arun
+
+    def cancel(sql: str) -> None:
+        if sql == statements.text("wait_outcome", "pgqueue") and len(cancelled) < 2:
+            cancelled.append(sql)
+            complete(eyes.conn, job) if len(cancelled) == 2 else None
+            raise psycopg.errors.SerializationFailure("canceling statement due to conflict with recovery")
+
+    def cancelling(conn: object, statement: statements.Statement[Any]) -> Any:
+        cancel(statement.sql)
+        return run(conn, statement)
+
+    async def acancelling(conn: object, statement: statements.Statement[Any]) -> Any:
+        cancel(statement.sql)
+        return await arun(conn, statement)
+
+    for error in (psycopg.errors.SerializationFailure, psycopg.errors.QueryCanceled):
+        assert wait_module._passes(eyes.conn, error("no")) == (error is psycopg.errors.SerializationFailure)
+    monkeypatch.setattr(drivers, "run", cancelling)
+    monkeypatch.setattr(drivers, "arun", acancelling)
+    assert await (asyncio.to_thread(job.result, 50) if kind == "thread" else job.aresult(50)) == "in"
+    assert len(cancelled) == 2
+
+
 @pytest.mark.usefixtures("pgqueue_db")
 def test_who_cannot_connect_at_all_is_told_at_once(own_server: Server) -> None:
     pgqueue.configure(dsn=own_server.dsn("nowhere"))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from servers import Server
 from standby import ask, frozen_second, pair
+from workers import until
 
 import pgqueue
+from pgqueue.client import wait as wait_module
 from pgqueue.database import migrations
 from pgqueue.steady_clock import monotonic
 
@@ -57,3 +63,62 @@ def test_a_handle_reads_the_standby_while_the_primary_is_frozen(dsn: str) -> Non
         pgqueue.configure(dsn=address)
         assert job.state == "available"
     assert monotonic() - began < 60  # the machine may be busy
+
+
+WAITS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue result' AND state = 'idle'"
+
+
+@pytest.mark.second
+@pytest.mark.promise("F486")
+async def test_a_wait_that_comes_to_a_standby_that_lags_looks_until_the_job_is_there(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naive: the standby has not heard of the job yet, and a wait that has seen it says that it is not there."""
+    assert own_server.cluster is not None
+    with pair(own_server.cluster, synchronous=False) as both:
+        migrations.migrate(both.primary.dsn())
+        both.caught_up()
+        ask(both.standby, WAIT)
+        with psycopg.connect(both.primary.dsn()) as conn:
+            jobs = [pgqueue.enqueue(conn, "shop.mail") for _ in range(2)]
+        written = ask(both.primary, "SELECT pg_current_wal_lsn()::text")
+        await until(lambda: ask(both.standby, "SELECT pg_last_wal_receive_lsn() >= %s::pg_lsn", written))
+        monkeypatch.setenv("PGQUEUE_DSN", both.dsn("any"))
+        ends: list[asyncio.Task[Any]] = [
+            asyncio.create_task(asyncio.to_thread(jobs[0].result, 50)),
+            asyncio.create_task(jobs[1].aresult(50)),
+        ]
+        await until(lambda: ask(both.primary, "SELECT count(*) FROM pgqueue.job_waiter") == 2)
+        both.crash()
+        lost: pgqueue.JobHandle[None] = pgqueue.JobHandle(4711)
+        wait = lost._wait(50)
+        wait.seen = True
+        ends.append(asyncio.create_task(wait_module.asee(wait)))
+        await until(lambda: ask(both.standby, WAITS) == 3)
+        with pytest.raises(pgqueue.JobNotFound):  # this wait has not seen it
+            jobs[0].result(30)
+        assert not any(end.done() for end in ends)
+        both.promote()
+        with psycopg.connect(both.standby.dsn()) as conn:
+            for job in jobs:
+                pgqueue.cancel(conn, job.id)
+        answers = await asyncio.gather(*ends, return_exceptions=True)
+        kinds = [pgqueue.JobCancelled, pgqueue.JobCancelled, pgqueue.JobNotFound]
+        assert [type(answer) for answer in answers] == kinds
+
+
+@pytest.mark.promise("F486")
+@pytest.mark.parametrize(
+    ("timeout", "lag", "raised"), [(0.3, 600.0, pgqueue.ResultTimeout), (None, 0.3, pgqueue.JobNotFound)]
+)
+async def test_a_job_that_does_not_come_to_a_server_that_only_reads_is_not_waited_for_for_ever(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, timeout: float | None, lag: float, raised: type[Exception]
+) -> None:
+    monkeypatch.setattr(wait_module, "LAG_SECONDS", lag)
+    pgqueue.configure(dsn=make_conninfo(dsn, options="-c default_transaction_read_only=on"))
+    for kind in ("thread", "loop"):
+        job: pgqueue.JobHandle[None] = pgqueue.JobHandle(4711)
+        wait = job._wait(timeout)
+        wait.seen = True
+        with pytest.raises(raised):
+            await (asyncio.to_thread(wait_module.see, wait) if kind == "thread" else wait_module.asee(wait))
