@@ -48,7 +48,7 @@ def test_a_line_has_a_gap_where_nothing_was_measured() -> None:
 @pytest.mark.promise("F162")
 async def test_the_overview_draws_the_last_hour(dsn: str, eyes: Eyes) -> None:
     async with reading(dsn) as browser:
-        assert "<svg" not in (await browser.get("/")).text
+        assert 'class="plot"' not in (await browser.get("/")).text
         eyes.do(
             "INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed, failed, wait) "
             "SELECT date_trunc('minute', pgqueue.now() - make_interval(mins => g)), bin, 'mail', 'mail.send', 12, 9, "

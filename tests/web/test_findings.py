@@ -161,7 +161,7 @@ async def test_what_stands_between_backticks_is_code_and_stays_text(dsn: str, co
     ).fetchall()
     conn.commit()
     async with reading(dsn, redact=()) as browser:
-        page = (await browser.get(f"/jobs/{id}")).text
+        page = (await browser.get(f"/jobs/{id}")).text.partition("<main")[2]
         quoted = "see <code>&lt;b&gt;x&lt;/b&gt;</code> &amp; `"
         assert page.count(quoted) == page.count("see ") == 3, "the sentence, the error, and the attempt"
         assert "<b>x" not in page
