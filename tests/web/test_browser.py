@@ -266,6 +266,45 @@ def test_the_visitor_and_the_live_switch_stand_at_the_right_of_the_header_at_eve
     operator.clean()
 
 
+TABLES = """
+() => {
+    document.querySelectorAll("main details").forEach(e => { e.open = true; });
+    const found = [];
+    for (const table of document.querySelectorAll("main table")) {
+        const [heads] = table.tHead.rows, rows = [...table.tBodies[0].rows], name = table.caption.innerText;
+        const whole = rows.filter(e => e.cells.length === heads.cells.length);
+        if (rows.length < 2) continue;
+        for (const head of heads.cells) {
+            if (getComputedStyle(head).position !== "sticky") found.push(`${name}: ${head.innerText} goes away`);
+            const cells = whole.map(e => e.cells[head.cellIndex]);
+            const own = "form, .button, input, svg, time";
+            if (table.className !== "cards" || cells.some(e => e.querySelector(own))) continue;
+            const seen = new Set(cells.map(e => e.innerText.trim()));
+            if (/ ago$| MiB$/.test([...seen][0])) continue;
+            if (whole.length > 1 && seen.size === 1) found.push(`${name}: ${head.innerText} says the same in all rows`);
+        }
+        for (const time of table.querySelectorAll(".cards td > time, .cards td span > time"))
+            if (!time.matches(".ago") || !time.title) found.push(`${name}: ${time.innerText}`);
+    }
+    for (const time of document.querySelectorAll(".head + p time, .ranked time, .reasons time"))
+        if (!time.matches(".ago") || !time.title) found.push(time.innerText);
+    return found;
+}
+"""
+"""What is amiss with the tables of a page. Cells with controls, lines and times may be alike by chance."""
+
+
+@pytest.mark.promise("F452")
+@pytest.mark.parametrize(("name", "path"), PAGES, ids=[name for name, _ in PAGES])
+def test_heads_of_tables_stay_no_column_says_the_same_in_all_rows_and_times_are_relative(
+    operator: Tab, ids: dict[str, int], long: dict[str, int], name: str, path: str
+) -> None:
+    operator.page.set_viewport_size({"width": 1280, "height": HEIGHT})
+    operator.go(path.replace("{id}", str(ids.get(name))))
+    assert operator.page.evaluate(TABLES) == []
+    operator.clean()
+
+
 def test_a_page_that_fails_can_be_read(operator: Tab) -> None:
     answer = operator.page.goto(f"{operator.url}/jobs/999999")
     assert answer is not None and answer.status == 404
