@@ -14,3 +14,13 @@ SELECT FROM pg_settings
 WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
   AND setting::bigint BETWEEN 1 AND %(lasted)s::bigint
 LIMIT 1;
+
+-- name: transactions_own_role
+-- Take the role that the session began with, until the transaction ends or it is put back. Answers the user of the
+-- session and the role that were in effect, and both as they are now.
+SELECT current_setting('session_authorization'), current_setting('role'),
+       ARRAY[set_config('session_authorization', NULL, true), set_config('role', NULL, true)];
+
+-- name: transactions_put_back_role
+-- Before COMMIT: what the handler has left in effect, for its deferred triggers.
+SELECT set_config('session_authorization', %(session)s::text, true), set_config('role', %(role)s::text, true);

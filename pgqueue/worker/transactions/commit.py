@@ -31,6 +31,14 @@ Why a completion ends the transaction that the worker has begun, and no other on
 4. A handler's RESET ALL takes the mark away, too. Its cursor sets it again (`handler_cursor`). Where it cannot, the job
    fails though nothing was lost: the message says so.
 
+A handler may leave another role in effect (SET LOCAL ROLE, for row level security), which may not end the job:
+
+1. The server tells of no role by itself, and to ask costs each job a round trip. So a job is ended without asking.
+2. If that is refused for want of a right, nothing is committed. The task is noted, and the job runs again, as after any
+   abort of the database. It finds the same refusal if the role was not the cause: then that counts as a failure.
+3. From then on this worker ends jobs of that task in its own role. Before COMMIT it puts back the handler's: deferred
+   triggers run there, and may trust in that role.
+
 One attempt may have several transactions, one after another: `keep` commits what was written so far, and the job goes
 on (`iteration` says why that is right).
 """
@@ -38,8 +46,8 @@ on (`iteration` says why that is right).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +82,10 @@ UNSEEN = (
     "wrote before that is gone, or was committed"
 )
 """How a handler ended its transaction if only the server has seen it."""
+OTHER_ROLE = (
+    "the job could not be ended for want of a right: it runs again, and if its handler leaves another role in effect, "
+    "this worker ends the jobs of its task in its own role"
+)
 LONG_SECONDS = 5.0
 
 
@@ -90,6 +102,8 @@ class TransactionServices:
     claims that have been answered, all up to this one; else None."""
     told: set[str] = field(default_factory=set)
     """Tasks of which a handler has ended without asking for its connection; each is logged once."""
+    roles: set[str] = field(default_factory=set)
+    """Tasks whose jobs are ended in the worker's own role: a handler has left one in effect that may not end them."""
 
 
 class Commit:
@@ -117,6 +131,8 @@ class Commit:
         """Held where the connection is set or taken away: another thread may end the run, or discard the job."""
         self._first = True
         """Whether no transaction has begun yet."""
+        self._left_role: Row | None = None
+        """The session's user and role that the handler has left in effect, if they are put back before COMMIT."""
         self._committing = self._committed = False
         self._around = around
         self._job = job
@@ -250,7 +266,9 @@ class Commit:
         """Commit, with this end of the job. Raises what prevents it; then nothing is committed."""
         self.sending_since = monotonic()
         try:
-            await self._commit_end(conn, outcome)
+            with self._minding_role():
+                await self._take_own_role(conn)
+                await self._commit_end(conn, outcome)
         except psycopg.Error as error:
             if error.sqlstate == LOST:
                 await self._note_given_away(conn, error, outcome)
@@ -273,7 +291,9 @@ class Commit:
         self.sending_since = monotonic()
         try:
             self.check_open(conn)
-            await self._commit_with(conn, statements)
+            with self._minding_role():
+                await self._take_own_role(conn)
+                await self._commit_with(conn, statements)
         except psycopg.Error as error:
             mine, done = await self._settle(conn, error, kept)
             if not mine:
@@ -342,12 +362,34 @@ class Commit:
 
     async def _commit_with(self, conn: Any, statements: Sequence[Statement[Any]], early: int | None = None) -> None:
         """Send these statements, and COMMIT; a single one goes in one message with it, if possible."""
-        along = statements[0] if len(statements) == 1 and conn.can_take(statements[0]) else None
+        alone = len(statements) == 1 and self._left_role is None
+        along = statements[0] if alone and conn.can_take(statements[0]) else None
         for statement in statements if along is None else ():
             await self._side.send(conn, statement)
+        if self._left_role is not None:
+            session, role = self._left_role
+            await self._side.send(conn, self.statement("transactions_put_back_role", session=session, role=role))
         self._committing = True
         await conn.end(along, early)
         self._committed = True
+
+    @contextmanager
+    def _minding_role(self) -> Iterator[None]:
+        """If a right is wanting, note the task, and raise what lets the job run again: once."""
+        try:
+            yield
+        except psycopg.errors.InsufficientPrivilege as error:
+            if self._job.task in self._around.roles:
+                raise
+            self._around.roles.add(self._job.task)
+            raise psycopg.errors.SerializationFailure(OTHER_ROLE) from error
+
+    async def _take_own_role(self, conn: Any) -> None:
+        """If handlers of this task leave another role in effect, end the job in the worker's own."""
+        self._left_role = None
+        if self._job.task in self._around.roles:
+            [(*left, own)] = await self._side.rows(conn, self.statement("transactions_own_role"))
+            self._left_role = tuple(left) if own != left else None
 
     async def _settle(self, conn: Any, error: psycopg.Error, done: Statement[Any]) -> tuple[bool, bool]:
         """After an error: whether the job is still this run's, and whether it is `done`. Raises the error if it says
