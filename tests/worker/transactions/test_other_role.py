@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from accounts import accounts
+from poolers import Pooler
 from psycopg.conninfo import conninfo_to_dict
 from roles import Role, role
 from transactional_tasks import BOTH, declared, enqueued, outcomes
@@ -153,6 +154,29 @@ async def test_so_does_a_batch_of_an_iteration_and_a_step(worker_dsn: str, tenan
     assert len(effects(accounts, job)) == 8
 
 
+async def test_so_do_the_jobs_of_one_call(worker_dsn: str, tenant: str, accounts: Eyes) -> None:
+    calls: list[list[int]] = []
+    jobs: list[int] = []
+
+    def many(jobs: list[Job], numbers: list[int]) -> list[object]:
+        calls.append([job.id for job in jobs])
+        conn = jobs[0].connection
+        conn.execute(f"SET LOCAL ROLE {tenant}")
+        for job in jobs:
+            conn.execute(WRITE, [job.id])
+        return [pgqueue.Fail("for good") if number else None for number in numbers]
+
+    task = declared(many, batch=pgqueue.Batch(2, wait="5s"))
+    async with work(worker_dsn, task):
+        for _ in range(2):  # the worker learns in the first pair, whose jobs then run one by one
+            with psycopg.connect(worker_dsn) as conn:
+                jobs += [task.enqueue(conn, number).id for number in range(2)]
+            for job, state in zip(jobs, ["completed", "failed"] * 2, strict=False):
+                await until(accounts.is_in(job, state))
+    assert calls[-1] == jobs[2:]
+    assert [effects(accounts, job) for job in jobs] == [[f"{tenant} {tenant}", "written"]] * 4
+
+
 async def test_so_does_a_session_that_a_superuser_has_given_to_another_user(
     dsn: str, tenant: str, accounts: Eyes
 ) -> None:
@@ -165,6 +189,22 @@ async def test_so_does_a_session_that_a_superuser_has_given_to_another_user(
     assert accounts.all("SELECT note, session FROM effect ORDER BY note = 'written'") == [
         (f"{tenant} none", tenant), ("written", tenant)
     ]  # fmt: skip
+
+
+async def test_so_does_a_job_behind_a_pooler(
+    dsn: str, tenant: str, accounts: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There each statement is a message of its own, and no session is the worker's."""
+    monkeypatch.setenv("PGQUEUE_PREPARE", "off")
+    monkeypatch.setenv("PGQUEUE_LISTEN_DSN", "off")
+    runs: list[int] = []
+    task = writer(False, runs, f"SET LOCAL ROLE {tenant}")
+    with Pooler(dsn, 4) as pooler:
+        async with work(pooler.dsn, task, poll=0.05):
+            job = enqueued(dsn, task)
+            await until(accounts.is_in(job, "completed"))
+    assert runs == [job] * 2
+    assert effects(accounts, job) == [f"{tenant} {tenant}", "written"]
 
 
 async def test_a_right_that_is_wanting_for_another_cause_fails_the_job(dsn: str, accounts: Eyes) -> None:
