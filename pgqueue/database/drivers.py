@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgqueue.config import config
-from pgqueue.database.client_encoding import utf8
 from pgqueue.database.conninfo import connect_timeout
 from pgqueue.database.foreign_errors import said
 from pgqueue.database.notify_queue import is_full, silent
+from pgqueue.database.own_adapters import adapted
 from pgqueue.database.statements import Row, Statement
 from pgqueue.database.triggers import trigger_of
 from pgqueue.errors import SchemaBehind, SchemaMissing, UnsupportedConnection
@@ -264,14 +264,14 @@ def _tuples(_cursor: object) -> type[tuple[Any, ...]]:
 def _psycopg(conn: Any, sql: str, params: Params) -> list[Row]:
     cursor = conn.cursor(row_factory=_tuples)
     asked, values = numbered(sql, params) if is_raw(cursor.__class__) else (sql, params)
-    cursor.execute(utf8(cursor, asked), values)
+    cursor.execute(adapted(cursor, asked), values)
     return list(cursor.fetchall())
 
 
 async def _psycopg_async(conn: Any, sql: str, params: Params) -> list[Row]:
     cursor = conn.cursor(row_factory=_tuples)
     asked, values = numbered(sql, params) if is_raw(cursor.__class__) else (sql, params)
-    await cursor.execute(utf8(cursor, asked), values)
+    await cursor.execute(adapted(cursor, asked), values)
     return list(await cursor.fetchall())
 
 

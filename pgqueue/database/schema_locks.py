@@ -15,7 +15,7 @@ import psycopg
 from psycopg import errors
 from psycopg.rows import tuple_row
 
-from pgqueue.database.client_encoding import utf8
+from pgqueue.database.own_adapters import adapted
 from pgqueue.errors import Error
 
 ATTEMPTS = 5  # for one change, if its locks are held by others
@@ -84,7 +84,7 @@ def holders(conn: Connection, schema: str, seconds: float) -> str:
 def plain_cursor(conn: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
     """A plain cursor, even if the caller's connection makes other kinds of rows and cursors."""
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    utf8(cursor, "")
+    adapted(cursor, "")
     return cursor
 
 

@@ -202,7 +202,7 @@ def test_health_imports_next_to_nothing(dsn: str) -> None:
     ours = "admin admin.health cli cli.commands cli.commands.health cli.database cli.exit_codes cli.groups "
     ours += "cli.json_document cli.options config databases options database database.asking "
     ours += "database.conninfo database.drivers "
-    ours += "database.client_encoding database.foreign_errors database.notify_queue "
+    ours += "database.foreign_errors database.notify_queue database.own_adapters "
     ours += "database.alarms database.dead_link database.forks database.primary manual stderr steady_clock "
     ours += "database.statements database.steps database.triggers errors jobs jobs.values plain_text"
     assert {name for name in more if name.startswith("pgqueue.")} == {f"pgqueue.{name}" for name in ours.split()}

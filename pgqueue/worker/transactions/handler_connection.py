@@ -65,6 +65,7 @@ from pgqueue.database.dead_link import hang_up
 from pgqueue.database.sessions import ReadOnly
 from pgqueue.database.statements import Statement
 from pgqueue.steady_clock import monotonic
+from pgqueue.worker.transactions.as_lent import AsLent
 from pgqueue.worker.transactions.commit_message import (
     ANEW,
     BEGIN,
@@ -129,6 +130,7 @@ class _Both:
 
     pgconn: PGconn
     info: ConnectionInfo
+    closed: bool
     _exchange: Callable[..., Awaitable[PGresult]]
     """The last answer to a message: the error, if there is one. If it `commits`, there must be something to commit."""
     left_open: Callable[[], Awaitable[bool]]
@@ -168,6 +170,19 @@ class _Both:
     """Whether its job was taken from the handler, which may have it for ever."""
     waits = False
     """Whether a call waits here for an answer: it has the lock, and will release it."""
+    as_lent: AsLent | None = None
+    """What it was when a handler got it."""
+
+    def lend(self) -> None:
+        """A handler gets this connection next."""
+        if self.as_lent is None or not self.as_lent.is_of(self):
+            self.as_lent = AsLent(self, OURS)
+
+    def tidy(self) -> None:
+        """The handler has left: nothing that it has set here is left. Not with a transaction that it may still use."""
+        self.kept = False
+        if self.as_lent is not None and not self.closed:
+            self.as_lent.restore(self)
 
     async def begin(self, claim: int) -> None:
         """Begin the transaction of a job of this claim."""
@@ -233,9 +248,12 @@ class _Both:
         """
         made: Any = type(self)
         heir = made(self.pgconn)
-        vars(heir).update({name: value for name, value in vars(self).items() if name not in vars(heir)})
+        assert self.as_lent is not None
+        noted = (self.as_lent.names | OURS) - vars(heir).keys()
+        vars(heir).update({name: value for name, value in vars(self).items() if name in noted})
         heir._autocommit, heir.number, heir.undisturbed, heir.kept, heir.ended_by_handler = True, 1, 0, False, False
         heir.ready, heir.waits = self._can_prepare(), False
+        heir.as_lent = self.as_lent.of_heir(heir)
         return heir
 
     def drop(self) -> None:
@@ -322,6 +340,10 @@ class _Both:
             self.prepared.usable = False
             raise SerializationFailure(DROPPED) from error
         raise error
+
+
+OURS = frozenset(name for name, value in vars(_Both).items() if not callable(value))
+"""The worker's notes at a connection."""
 
 
 class HandlerConnection(_Both, Connection[Any]):

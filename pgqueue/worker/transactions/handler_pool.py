@@ -9,7 +9,8 @@ first asked for: a worker whose tasks want none has none.
    and the next attempt would run into its locks. A connection that turns out to be dead at this step goes to no job.
    A session that has not ended in 5 s is told again each half minute, until it has. No job waits for that.
 3. A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
-   cleared in the message that commits, or undoes the transaction of an attempt that failed (`commit_message`).
+   cleared in the message that commits, or undoes the transaction of an attempt that failed (`commit_message`). Nor does
+   it leave anything on the client's side of the connection (`as_lent`).
 4. If that message has begun a transaction early, the connection stays here for the next job, outside of its pool. If no
    job comes, the transaction is undone.
 5. Behind a transaction pooler a session belongs to no connection alone. So there is nothing to clear, and no session to
@@ -49,7 +50,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, Error, OperationalError
-from psycopg.rows import tuple_row
 
 from pgqueue.database import alarms, forks
 from pgqueue.database.backoff import one_line, to_its_end
@@ -58,6 +58,7 @@ from pgqueue.database.pool_log import quieten
 from pgqueue.database.sessions import AGAIN_SECONDS, Away, Identity, Link, options, own
 from pgqueue.database.statements import Row, Statement, text
 from pgqueue.steady_clock import monotonic
+from pgqueue.worker.transactions.as_lent import is_left_inside
 from pgqueue.worker.transactions.commit_message import CommitMessage
 from pgqueue.worker.transactions.handler_connection import AsyncHandlerConnection, HandlerConnection
 from pgqueue.worker.transactions.handler_cursor import AsyncHandlerCursor, HandlerCursor
@@ -117,6 +118,8 @@ class Side(Generic[C]):
         if conn.discarded:
             await self.close(conn)
             return
+        if not conn.closed and is_left_inside(conn):
+            await self.close(conn)
         self.pools.tidy(conn)
         with self.kept(conn):
             with self._lock:  # so that `close` finds all
@@ -289,6 +292,7 @@ class Side(Generic[C]):
             self._explain(error)
             raise
         conn.out_since = monotonic()
+        conn.lend()
         return conn
 
     def _open(self) -> None:
@@ -427,10 +431,7 @@ class HandlerPool:
 
     def tidy(self, conn: HandlerConnection | AsyncHandlerConnection) -> None:
         """The next job did not ask for dicts; and a session that the worker did not end itself may go on."""
-        conn.kept = False
-        conn.row_factory = tuple_row
-        _give_cursors(conn)
-        conn.prepare_threshold = self._prepare
+        conn.tidy()
         identity = self._known.get(conn)
         if conn.broken and identity is not None:
             self.orphans.add(identity)
@@ -505,7 +506,7 @@ class HandlerPool:
 
 
 def _give_cursors(conn: HandlerConnection | AsyncHandlerConnection) -> None:
-    """Its cursors are those of handlers, whatever the handler before has set."""
+    """Its cursors are those of handlers."""
     if isinstance(conn, AsyncConnection):
         conn.cursor_factory = AsyncHandlerCursor
     else:

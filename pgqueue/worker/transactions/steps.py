@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.rows import tuple_row
 
+from pgqueue.database.own_adapters import adapted
 from pgqueue.database.statements import Row, Statement
 
 T = TypeVar("T")
@@ -46,12 +47,13 @@ def awaited(step: Awaitable[Any]) -> Awaitable[Any]:
 
 
 def send(conn: Connection[Any], statement: Statement[Any]) -> Cursor[Row]:
-    """Send a statement; its rows are tuples, its parameters named, whatever factories the connection has."""
+    """Send a statement; its rows are tuples, its parameters named, whatever factories the connection has. What they are
+    read and written with is pgqueue's own."""
     cursor = Cursor(conn, row_factory=tuple_row)
-    return cursor.execute(statement.sql, statement.params)
+    return cursor.execute(adapted(cursor, statement.sql), statement.params)
 
 
 async def asend(conn: AsyncConnection[Any], statement: Statement[Any]) -> AsyncCursor[Row]:
     """`send` on the loop."""
     cursor = AsyncCursor(conn, row_factory=tuple_row)
-    return await cursor.execute(statement.sql, statement.params)
+    return await cursor.execute(adapted(cursor, statement.sql), statement.params)
