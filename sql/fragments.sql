@@ -1231,6 +1231,12 @@ GROUP BY said.name
 
 -- Sessions ----------------------------------------------------------------------------------------------------------------------------
 
+-- name: ours_to_end
+-- Whether the role `me` may end the session `a`: asking for another one is an error. Not ours are those of another role without the
+-- right, a superuser's if we are none, and those that we may not even see as they are.
+a.backend_start IS NOT NULL AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
+AND (me.rolsuper OR (SELECT NOT r.rolsuper FROM pg_roles r WHERE r.oid = a.usesysid) IS TRUE)
+
 -- name: ended_session
 -- The session `a` is told to end, until it has ended: whether it has, after 5 s at most. One that is told once sends a last message, and
 -- waits for room in its socket. A client that reads nothing makes no room. Told again, it ends without the message. The second time may

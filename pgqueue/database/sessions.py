@@ -96,7 +96,7 @@ class Link:
     left: set[Identity] = field(default_factory=set, compare=False, repr=False)
     """Sessions of this worker that lost their connection with a message under way, and were not ended yet."""
     stuck: dict[Identity, float] = field(default_factory=dict, compare=False, repr=False)
-    """Those of them that have not ended in time: when they are told again, by `monotonic`."""
+    """Those of them, and of its handlers, that have not ended in time: when they are told again, by `monotonic`."""
     outage: Outage = field(default_factory=Outage, compare=False, repr=False)
     """Which sessions of this worker are lost: it paces their connections."""
     primary: Primary = field(default_factory=Primary, compare=False, repr=False)
@@ -466,7 +466,7 @@ async def tell_stuck(conn: Wire, link: Link) -> None:
             link.stuck[stuck] = now + AGAIN_SECONDS
             tell = link.statement("sessions_tell", pid=stuck[0], backend_start=stuck[1])
             [rows] = await send(conn, link, tell)
-            if not rows:
+            if rows in ([], [(None,)]):  # it is gone, or not ours to end any more
                 link.stuck.pop(stuck, None)
 
 

@@ -359,7 +359,8 @@ class Services:
         self.transactional.cut_overdue()
         found = [*(session.identity for session in self._sessions()), self.notifier.identity]
         of_jobs = self.transactional.jobs_by_session()
-        known = [identity for identity in found if identity is not None] + self.handler_pool.identities()
+        known = [identity for identity in found if identity is not None]
+        known += self.handler_pool.identities() + self.handler_pool.stuck()
         return {identity: of_jobs.get(identity) for identity in known}
 
     def _sessions(self) -> Iterable[Session]:

@@ -52,15 +52,14 @@ SELECT extract(epoch FROM pg_postmaster_start_time())::text, current_setting('tr
 -- End a session of ours in this database, and wait until it has ended, 5 s at most: whatever it was doing is committed or undone
 -- then. Answers whether it has, nothing if it is gone, NULL if it is not ours to end, or even to see as it is: another role's (the role that
 -- SET ROLE gives is not the one a session came with), or a superuser's, if we are none.
-SELECT CASE WHEN a.backend_start IS NOT NULL
-             AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
-             AND (me.rolsuper OR (SELECT NOT r.rolsuper FROM pg_roles r WHERE r.oid = a.usesysid) IS TRUE)
-            THEN {{ended_session}} END
+SELECT CASE WHEN {{ours_to_end}} THEN {{ended_session}} END
 FROM pg_stat_activity a JOIN pg_roles me ON me.rolname = current_user
 WHERE a.pid = %(pid)s::integer AND coalesce(a.backend_start = %(backend_start)s::text::timestamptz, true)
   AND a.datname = current_database();
 
 -- name: sessions_tell
--- Tell a session of ours again to end that has not ended in time, and do not wait for that. Answers a row as long as it is there.
-SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a
+-- Tell a session of ours again to end that has not ended in time, and do not wait for that. Answers a row as long as it is there;
+-- NULL in it if it is not ours to end any more.
+SELECT CASE WHEN {{ours_to_end}} THEN pg_terminate_backend(a.pid) END
+FROM pg_stat_activity a JOIN pg_roles me ON me.rolname = current_user
 WHERE a.pid = %(pid)s::integer AND a.backend_start = %(backend_start)s::text::timestamptz AND a.datname = current_database();

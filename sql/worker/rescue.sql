@@ -7,9 +7,7 @@
 -- are none, and of another role, if we lack the right. Answers how many were told to end, and how many could not be ended or
 -- even seen.
 WITH found AS MATERIALIZED (
-    SELECT a.pid, a.backend_start IS NOT NULL
-        AND (pg_has_role(a.usesysid, 'USAGE') OR pg_has_role('pg_signal_backend', 'USAGE'))
-        AND (me.rolsuper OR (SELECT NOT r.rolsuper FROM pg_roles r WHERE r.oid = a.usesysid) IS TRUE) AS ours
+    SELECT a.pid, {{ours_to_end}} AS ours
     FROM pgqueue.worker w
     CROSS JOIN LATERAL jsonb_to_recordset(w.sessions) AS s (pid integer, backend_start timestamptz)
     JOIN pg_stat_activity a ON a.pid = s.pid AND coalesce(a.backend_start = s.backend_start, true)

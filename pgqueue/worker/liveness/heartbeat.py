@@ -150,7 +150,7 @@ class Heartbeat:
         """When the row was made: an id alone may be another worker's after a failover."""
         # What other services have left is theirs to end: that can take longer than a heartbeat may.
         most = min(TRY_SECONDS, lease / 6)
-        self._session = Session(replace(state.link, left=set()), NAME, most=most)
+        self._session = Session(replace(state.link, left=set(), stuck={}), NAME, most=most)
         self._backoff = Backoff(most=most)
         self._said_late = False
         self._bare_until = 0.0

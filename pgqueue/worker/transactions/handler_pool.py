@@ -7,7 +7,8 @@ first asked for: a worker whose tasks want none has none.
    one's jobs can end its session: a stopped process would keep its row locks for ever.
 2. A connection that broke on this side stays known until its session has been ended. The server may not have noticed,
    and the next attempt would run into its locks. A connection that turns out to be dead at this step goes to no job.
-   A session that has not ended in 5 s is told again each half minute, until it has. No job waits for that.
+   A session that has not ended in 5 s is told again each half minute, until it has, over the worker's own sessions:
+   no job waits for that, nor for a connection that it would take (`sessions.tell_stuck`).
 3. A handler leaves nothing behind in a session: settings, cursors, channels, temporary tables and advisory locks are
    cleared in the message that commits, or undoes the transaction of an attempt that failed (`commit_message`). Nor does
    it leave anything on the client's side of the connection (`as_lent`).
@@ -42,7 +43,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -242,38 +243,25 @@ class Side(Generic[C]):
             else:
                 return conn
 
-    async def end_stuck(self, stuck: Iterable[Identity]) -> None:
-        """Tell these sessions again to end, on a connection that no job has."""
-        conn = await self.acquire()
-        try:
-            for orphan in stuck:
-                await self._end(conn, orphan)
-        finally:
-            await self.release(conn)
-
     async def _end_orphans(self, conn: C) -> None:
         """End the sessions that broken connections have left behind. One job waits for each, and no other one does."""
-        orphans, stuck = self.pools.orphans, self.pools.stuck
+        orphans, ending = self.pools.orphans, self.pools.ending
         while orphans:
             try:
                 orphan = orphans.pop()  # a thread may have taken the last one
             except KeyError:
                 return
-            stuck[orphan] = monotonic() + AGAIN_SECONDS  # other workers know of it meanwhile
+            ending.add(orphan)  # other workers know of it meanwhile
             try:
-                await self._end(conn, orphan)
+                if (False,) in await self.rows(conn, self.pools.end_of(orphan)):
+                    message = "session %d of a handler has not ended in 5 s: its locks stay; it is told again"
+                    log.warning(message, orphan[0])
+                    self.pools.is_stuck(orphan)
             except BaseException:
                 orphans.add(orphan)
-                stuck.pop(orphan, None)
                 raise
-
-    async def _end(self, conn: C, orphan: Identity) -> None:
-        if (False,) in await self.rows(conn, self.pools.end_of(orphan)):
-            message = "session %d of a handler has not ended in 5 s: its locks stay until then; it is told again"
-            log.warning(message, orphan[0])
-            self.pools.stuck[orphan] = monotonic() + AGAIN_SECONDS
-        else:
-            self.pools.stuck.pop(orphan, None)
+            finally:
+                ending.discard(orphan)
 
     def _stopped(self) -> bool:
         """Whether the task here was cancelled: an error of a connection may have taken the place of that."""
@@ -354,8 +342,8 @@ class HandlerPool:
         self._known: WeakKeyDictionary[object, Identity] = WeakKeyDictionary()
         self.orphans: set[Identity] = set()
         """Sessions of connections that broke: the server may not know."""
-        self.stuck: dict[Identity, float] = {}
-        """Those that are told to end, or were and have not: when they are told again, by `monotonic`."""
+        self.ending: set[Identity] = set()
+        """Those that are just told to end."""
         self.opening = threading.Lock()
         self.openings = Opening(link, self._configure), AsyncOpening(link, self._aconfigure)
         """What makes the connections for threads, and for the loop."""
@@ -370,16 +358,22 @@ class HandlerPool:
 
     def identities(self) -> list[Identity]:
         """The sessions there are, for the heartbeat; called from its thread. A transaction that was begun early, and
-        that no job has come for, is undone. A session that has not ended in time is told again."""
+        that no job has come for, is undone."""
         if (self.threads.early or self.on_loop.early) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._undo_stale)
-        stuck = list(self.stuck.items())
-        if any(at <= monotonic() for _, at in stuck) and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end_stuck)
         with self._naming:
             known = list(self._known.items())
         live = [identity for conn, identity in known if not getattr(conn, "closed", True)]
-        return [*live, *self.orphans.copy(), *(identity for identity, _ in stuck)]
+        return [*live, *self.orphans.copy()]
+
+    def stuck(self) -> list[Identity]:
+        """Sessions of this worker and its handlers that are told to end, or were, and have not ended. In the
+        heartbeat's thread."""
+        return [*self.ending.copy(), *list(self._link.stuck)]
+
+    def is_stuck(self, orphan: Identity) -> None:
+        """This session has not ended in time: the worker's own sessions tell it again."""
+        self._link.stuck[orphan] = monotonic() + AGAIN_SECONDS
 
     def _undo_stale(self) -> None:
         """Put back connections on which a transaction was begun long ago, for a job that has not come."""
@@ -391,28 +385,9 @@ class HandlerPool:
             *(asyncio.to_thread(undo, conn) for conn in self.threads.take_stale()),
             *(self.on_loop.undo_early(conn) for conn in self.on_loop.take_stale()),
         ):
-            self._start(undoing)
-
-    def _end_stuck(self) -> None:
-        """Tell those again to end whose time it is."""
-        now = monotonic()
-        due = [identity for identity, at in list(self.stuck.items()) if at <= now]
-        if due and not self.closed:
-            for each in due:
-                self.stuck[each] = now + AGAIN_SECONDS
-            self._start(self._told_again(due))
-
-    async def _told_again(self, stuck: Iterable[Identity]) -> None:
-        with suppress(Error):  # the database is away: later
-            if self.on_loop.pool is not None:
-                await self.on_loop.end_stuck(stuck)
-            else:
-                await asyncio.to_thread(lambda: run(self.threads.end_stuck(stuck)))
-
-    def _start(self, body: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(body)
-        self._undoing.add(task)  # the loop itself keeps no task alive
-        task.add_done_callback(self._undoing.discard)
+            task = self._loop.create_task(undoing)
+            self._undoing.add(task)  # the loop itself keeps no task alive
+            task.add_done_callback(self._undoing.discard)
 
     async def close(self) -> None:
         """Close the pools; connections that are out are closed when they come back."""

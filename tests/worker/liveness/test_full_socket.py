@@ -8,11 +8,12 @@ import struct
 import termios
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from math import inf
 from typing import Any
 
 import pytest
 from psycopg import OperationalError, pq
-from workers import Eyes, Taker, until, wait_until
+from workers import Eyes, Taker, until, wait_until, work
 
 from pgqueue.database.sessions import Link, Session
 from pgqueue.worker.liveness.rescue import Rescue
@@ -153,42 +154,47 @@ async def test_a_session_that_a_handler_has_left_is_told_until_it_has_ended(
 @pytest.mark.promise("F24", "F470")
 @pytest.mark.parametrize("on_loop", [True, False])
 async def test_a_session_that_has_not_ended_in_time_is_told_again_and_no_job_waits_for_that(
-    on_loop: bool, dsn: str, monkeypatch: pytest.MonkeyPatch
+    on_loop: bool, dsn: str, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Naive: that is logged, and forgotten: what the session has locked stays locked, and no other worker knows it."""
+    """Naive: that is logged, and forgotten: what the session has locked stays locked, and no other worker knows it. Or
+    it is told again on a connection of the jobs. There is one, and a job has it."""
 
     async def listed() -> None: ...
 
-    said: list[bool | None] = []
-    answers: list[bool | Exception] = [False, False, OperationalError("away"), True]
+    async def in_vain(self: Side[Any], conn: Any, statement: Any) -> list[tuple[bool]]:
+        return [(False,)]
 
-    async def rows(self: Side[Any], conn: Any, statement: Any) -> list[tuple[bool]]:
-        answer = answers.pop(0)
-        said.append(answer if isinstance(answer, bool) else None)
-        if isinstance(answer, Exception):
-            raise answer
-        return [(answer,)]
+    async def done(step: Any) -> Any:
+        return await (step if on_loop else asyncio.to_thread(run, step))
 
-    async def taken_and_given_back() -> None:
-        conn = await (side.acquire() if on_loop else asyncio.to_thread(run, side.acquire()))
-        await (side.release(conn) if on_loop else asyncio.to_thread(run, side.release(conn)))
-
-    monkeypatch.setattr(Side, "rows", rows)
-    pools = HandlerPool(Link(dsn, "pgqueue"), 2, listed)
+    link = Link(dsn, "pgqueue")
+    pools, session = HandlerPool(link, 2, listed, size=1), Session(link, "fetch")
+    any_message = link.statement("sessions_server")
     side: Side[Any] = pools.on_loop if on_loop else pools.threads
-    session = (0, "2026-01-01")
-    pools.orphans.add(session)
-    await taken_and_given_back()
-    assert said == [False] and pools.orphans == set() and session in pools.identities()
-    await taken_and_given_back()
-    assert said == [False] and pools._undoing == set(), "no job waits again, and it is not time yet"
-    while answers:
-        left = len(answers)
-        pools.stuck = dict.fromkeys(pools.stuck, 0.0)
-        assert session in await asyncio.to_thread(pools.identities)
-        await until(lambda: not pools._undoing)
-        assert len(answers) == left - 1
-    assert said == [False, False, None, True] and pools.stuck == {} and session not in pools.identities()
+    with with_a_full_socket(dsn, eyes) as stopped:
+        [[start]] = eyes.all("SELECT backend_start::text FROM pg_stat_activity WHERE pid = %s", stopped.pid)
+        orphan = (stopped.pid, start)
+        pools.orphans.add(orphan)
+        with monkeypatch.context() as patched:
+            patched.setattr(Side, "rows", in_vain)
+            conn = await done(side.acquire())
+        assert pools.orphans == set() and pools.stuck() == [orphan]
+        assert orphan not in pools.identities(), "the sign-off would wait for it"
+        await session.run(any_message)
+        assert stopped.waits_for() == "PgSleep" and pools.stuck() == [orphan], "it is not time yet"
+        link.stuck[orphan] = 0.0
+        await session.run(any_message)
+        await until(lambda: stopped.waits_for() == "ClientWrite")
+        link.stuck[orphan] = 0.0
+        await session.run(any_message)
+        await until(lambda: stopped.waits_for() is None)
+        assert pools.stuck() == [orphan], "that it is gone is seen when it is told again"
+        link.stuck[orphan] = 0.0
+        await session.run(any_message)
+        assert pools.stuck() == []
+        assert eyes.one("SELECT pg_try_advisory_xact_lock(7)")
+        await done(side.release(conn))
+    await session.close()
     await pools.close()
 
 
@@ -203,7 +209,7 @@ async def test_a_session_that_is_being_told_to_end_is_known_to_others(
     known: list[list[Any]] = []
 
     async def rows(self: Side[Any], conn: Any, statement: Any) -> list[tuple[bool]]:
-        known.append(self.pools.identities())
+        known.append([*self.pools.identities(), *self.pools.stuck()])
         if len(known) == 1:
             raise OperationalError("away")
         return [(True,)]
@@ -214,10 +220,20 @@ async def test_a_session_that_is_being_told_to_end_is_known_to_others(
     pools.orphans.add(session)
     with pytest.raises(OperationalError):
         await pools.on_loop.acquire()
-    assert pools.orphans == {session} and pools.stuck == {}
+    assert pools.orphans == {session} and pools.stuck() == []
     await pools.on_loop.release(await pools.on_loop.acquire())
-    assert [session in each for each in known] == [True, True] and session not in pools.identities()
+    assert [session in each for each in known] == [True, True]
+    assert session not in [*pools.identities(), *pools.stuck()]
     await pools.close()
+
+
+@pytest.mark.promise("F470")
+async def test_a_session_that_has_not_ended_is_known_to_others_and_no_heartbeat_tells_it(dsn: str, eyes: Eyes) -> None:
+    async with work(dsn, lease=1.5) as worker:
+        link = worker.services.state.link
+        link.stuck[(0, "2026-01-01")] = inf
+        await until(lambda: eyes.one("""SELECT sessions @> '[{"pid": 0}]' FROM pgqueue.worker"""))
+        assert worker.services.heartbeat._session.link.stuck is not link.stuck
 
 
 @pytest.mark.promise("F24")
