@@ -7,8 +7,14 @@ Processes that start the same directory share one server:
 - Each process holds a shared lock on `users.lock`. A process that gets it exclusively is the last one, and stops the
   server. The kernel drops the lock of a killed process, and no list of pids can go stale.
 - A watchman (`embedded_watch.py`) stops the server if the last process was killed.
-- `door.lock` is held while a process starts or stops its use: only one does this at a time. The last user may remove
-  the directory, the door with it: a process that waited at that door begins anew.
+- The door, a lock of the directory itself, is held while a process starts or stops its use: one does this at a time.
+
+Why a directory that is removed while others start there does no harm:
+1. Without the door a process only makes the directory, empty. All else is read and written behind the door.
+2. Only the process that holds the door removes the directory, and only as its last user.
+3. A process that passes the door compares the directory it holds with the one of that name. If they differ, it begins
+   anew. If they are the same, they stay so while it holds the door, by 2.
+4. A user and a watchman hold a file of their directory open. If another one has its name by now, they leave it alone.
 
 The server never listens on a network address and never runs as root. A directory made by others is refused.
 """
@@ -30,23 +36,25 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
 from urllib.parse import quote
 
 from pgqueue.config import EMBEDDED
 from pgqueue.database.conninfo import parts_of
-from pgqueue.database.embedded_watch import postmaster, remove
+from pgqueue.database.embedded_watch import is_still, postmaster, remove
 from pgqueue.distribution import install
 from pgqueue.errors import Error
 
 ACCOUNT = "pgqueue"  # runs the server if we are root: PostgreSQL refuses to run as root
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
+MARK = "door.lock"
+"""The file that tells a directory of ours. It was the lock of the door once, hence the name."""
+USERS = "users.lock"
 ENTER_MOST = 100
 """So often the directory may be removed while a process waits to start its use."""
 WATCH_SECONDS = 2.0
@@ -201,8 +209,8 @@ class Embedded:
         atexit.unregister(self.stop)
         if self._users < 0 or self._owner != os.getpid():
             return
-        with _door(self.cluster.directory):
-            if _alone(self._users):
+        with _door(self.cluster.directory) as passed:
+            if passed and is_still(self._users, self.cluster.directory / USERS) and _alone(self._users):
                 self.cluster.stop()
                 remove(self.cluster.remains())
             os.close(self._users)
@@ -234,13 +242,12 @@ def start(
     """
     binaries = (bin_path or wheel_binaries(version)).resolve()
     account = _account() if os.geteuid() == 0 else None
-    home, door = _entered(Path(directory), account)
-    with door:
-        cluster = Cluster(home, binaries, account, keep)
+    cluster = Cluster(Path(directory).resolve(), binaries, account, keep)
+    with _entered(cluster):
         if account is not None:
             _let_through(cluster.directory)
             _let_through(binaries / "postgres")
-        users = os.open(cluster.directory / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        users = os.open(cluster.directory / USERS, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _bring_up(cluster, settings, users)
             fcntl.flock(users, fcntl.LOCK_SH)
@@ -305,37 +312,33 @@ def _bring_up(cluster: Cluster, settings: Mapping[str, str], users: int) -> None
         raise
 
 
-def _entered(directory: Path, account: tuple[int, int] | None) -> tuple[Path, BinaryIO]:
-    """Make the directory, and pass its door: the directory, and the open file that holds the door."""
-    for left in range(ENTER_MOST, 0, -1):
-        try:
-            home = _home(directory, account)
-            door = (home / "door.lock").open("ab")
-        except FileNotFoundError:  # the last user has just removed it
-            if left == 1:
-                raise
-            continue
-        fcntl.flock(door, fcntl.LOCK_EX)
-        if _is(door, home / "door.lock"):
-            return home, door
-        door.close()
-    raise Error(f"embedded PostgreSQL: {directory} is removed again and again while it is started")
-
-
-def _is(file: BinaryIO, path: Path) -> bool:
-    """Whether this open file is still the one with this name."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+@contextmanager
+def _entered(cluster: Cluster) -> Iterator[None]:
+    """Make the directory, and hold its door. If it is removed meanwhile, begin anew."""
+    for _ in range(ENTER_MOST):
+        with suppress(FileExistsError):
+            cluster.directory.mkdir(mode=0o700, parents=True)
+        with _door(cluster.directory) as passed:
+            if passed:
+                _take(cluster.directory, cluster.account)
+                yield
+                return
+    raise Error(f"embedded PostgreSQL: {cluster.directory} is removed again and again while it is started")
 
 
 @contextmanager
-def _door(directory: Path) -> Iterator[None]:
-    """Held while a process ends its use of the server, as while one starts it: one process at a time."""
-    with (directory / "door.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _door(directory: Path) -> Iterator[bool]:
+    """Hold the directory's door. False if the directory is gone, or if another one has its name by now."""
+    try:
+        door = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        yield is_still(door, directory)
+    finally:
+        os.close(door)
 
 
 def _alone_in_time(users: int) -> bool:
@@ -354,15 +357,13 @@ def _alone(users: int) -> bool:
     return True
 
 
-def _home(directory: Path, account: tuple[int, int] | None) -> Path:
-    """Make the directory, private to the server's user. Refuse a directory with files that are not ours."""
-    home = directory.resolve()
-    if home.exists() and any(home.iterdir()) and not (home / "door.lock").exists():
+def _take(home: Path, account: tuple[int, int] | None) -> None:
+    """Make the directory ours, private to the server's user. Refuse a directory with files that are not ours."""
+    if any(home.iterdir()) and not (home / MARK).exists():
         raise Error(f"embedded PostgreSQL: {home} is not empty and holds no server of pgqueue; name another directory")
     _private_directory(home, account)
-    (home / "door.lock").touch()
+    (home / MARK).touch()  # the first file: a process that is killed just now leaves a directory of ours
     (home / ".gitignore").write_text("*\n", encoding="utf-8")
-    return home
 
 
 def _private_directory(path: Path, account: tuple[int, int] | None) -> None:

@@ -2,7 +2,7 @@
 
 Started by `embedded.py` as a script that does not import pgqueue: it costs only a bare interpreter. Every user of the
 server holds a shared file lock, which the kernel drops when the process ends. The watchman waits for the exclusive
-lock.
+lock. It removes only the directory it was started for: see the head of `embedded.py`.
 
     python embedded_watch.py '{"directory": …, "server": pid, "stop": [pg_ctl …], "account": null, "remains": []}'
 
@@ -19,33 +19,53 @@ import subprocess
 import sys
 
 
-def main(directory: str, server: int, stop: list[str], account: list[int] | None, remains: list[str]) -> None:
-    """Wait until no process uses `directory`. Then stop the server (as `account`), and remove what `remains`."""
-    while True:
-        with open(os.path.join(directory, "users.lock"), "rb") as users:
+def main(
+    door: int, directory: str, server: int, stop: list[str], account: list[int] | None, remains: list[str]
+) -> None:
+    """Wait until no process uses `directory`. Then stop the server (as `account`), and remove what `remains`.
+
+    `door` is the directory, open since the server was started: another one may have its name by now.
+    """
+    try:
+        file = os.open("users.lock", os.O_RDONLY, dir_fd=door)
+    except FileNotFoundError:
+        return  # the last user has removed the directory
+    with os.fdopen(file) as users:
+        while True:
             fcntl.flock(users, fcntl.LOCK_EX)
-        if not os.path.exists(users.name):
-            return  # the last user has removed the directory
-        # The users' lock was released before the door is taken: a process that starts takes the door first.
-        with open(os.path.join(directory, "door.lock"), "rb") as door, open(users.name, "rb") as again:
+            fcntl.flock(users, fcntl.LOCK_UN)  # before the door is taken: a process that starts takes the door first
             fcntl.flock(door, fcntl.LOCK_EX)
+            if not is_still(door, directory):
+                return
             running = postmaster(os.path.join(directory, "data"))
             if running not in (server, None):
                 return
-            if _free(again.fileno()):
+            if _free(users.fileno()):
                 if running == server:
                     _stop(stop, directory, account)
                 remove(remains)
                 return
+            fcntl.flock(door, fcntl.LOCK_UN)
+
+
+def is_still(file: int, path: str | os.PathLike[str]) -> bool:
+    """Whether this open file or directory is still the one with this name."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def remove(directories: list[str]) -> None:
-    """Remove these directories, each under another name: what starts a server here finds a whole one or none."""
+    """Remove these directories, behind the door. Each gets a name that no other has: if a process is killed while it
+    removes one, the next start finds none, and not a half of one."""
     for directory in directories:
-        renamed = f"{directory}.{os.getpid()}.removed"
+        renamed = f"{directory}.{os.urandom(8).hex()}.removed"
         try:
             os.rename(directory, renamed)
-        except OSError:  # it is not there, or a mount, or the one above it is of others
+        except FileNotFoundError:
+            continue
+        except OSError:  # it is a mount, or the one above it is of others, or the name is too long
             renamed = directory
         shutil.rmtree(renamed, ignore_errors=True)
 
@@ -92,6 +112,8 @@ def _stop(command: list[str], directory: str, account: list[int] | None) -> None
 
 
 if __name__ == "__main__":
+    task = json.loads(sys.argv[1])
+    start_door = os.open(task["directory"], os.O_RDONLY)  # the process that waits for the parent holds it still
     if os.fork() == 0:  # the parent ends now, and the process that started it need not wait for the watchman
         os.setsid()
-        main(**json.loads(sys.argv[1]))
+        main(start_door, **task)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import itertools
 import os
 import re
 import shutil
@@ -13,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -195,9 +198,9 @@ def test_the_watchman_signals_nobody_who_has_the_dead_servers_pid(home: Path) ->
     """`pg_ctl stop` reads the pid and interrupts it, whoever that is: it did so to this very test run."""
     (home / "data").mkdir(parents=True)
     (home / "users.lock").touch()
-    (home / "door.lock").touch()
     (home / "data" / "postmaster.pid").write_text(f"{os.getpid()}\n")
-    embedded_watch.main(str(home), os.getpid(), ["touch", str(home / "stopped")], account=None, remains=[])
+    with opened(home) as door:
+        embedded_watch.main(door, str(home), os.getpid(), ["touch", str(home / "stopped")], account=None, remains=[])
     assert not (home / "stopped").exists()
 
 
@@ -218,6 +221,16 @@ def held(file: Path, how: int, seconds: float) -> Iterator[None]:
         yield
         timer.cancel()
         timer.join()
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """The open directory, whose lock is the door."""
+    door = os.open(directory, os.O_RDONLY)
+    try:
+        yield door
+    finally:
+        os.close(door)
 
 
 @pytest.fixture
@@ -250,10 +263,10 @@ def test_live_users_without_a_server_are_told_still(left: Path, monkeypatch: pyt
 def test_who_waits_at_the_door_of_a_directory_that_its_last_user_removes_makes_another_one(left: Path) -> None:
     """Naive: behind the old door there is no directory any more."""
     with ThreadPoolExecutor(1) as pool:
-        with (left / "door.lock").open("ab") as door:
+        with opened(left) as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             starting = pool.submit(start, left, keep=False)
-            wait_until(lambda: waits_at(door.fileno()))
+            wait_until(lambda: waits_at(door))
             embedded_watch.remove([str(left)])
         with starting.result() as server:
             assert server.cluster.postmaster() is not None and server.cluster.directory == left
@@ -267,8 +280,14 @@ def waits_at(file: int) -> bool:
 
 
 @pytest.mark.promise("F472")
-def test_a_directory_is_removed_under_another_name(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naive: while it is removed, a process that starts finds files and no door, and takes it for a stranger's."""
+@pytest.mark.parametrize("leftovers", ["none", "one of this pid"])
+def test_a_directory_is_removed_under_another_name(left: Path, monkeypatch: pytest.MonkeyPatch, leftovers: str) -> None:
+    """Naive: while it is removed, a process that starts finds files and no door, and takes it for a stranger's. A name
+    with the pid alone is taken if a process of this pid was killed before: pids repeat in containers."""
+    old = left.with_name(f"{left.name}.{os.getpid()}.removed")
+    if leftovers != "none":
+        old.mkdir()
+        (old / "log").touch()
     seen: list[bool] = []
     remove = shutil.rmtree
 
@@ -278,7 +297,192 @@ def test_a_directory_is_removed_under_another_name(left: Path, monkeypatch: pyte
 
     monkeypatch.setattr(shutil, "rmtree", noted)
     embedded_watch.remove([str(left), str(left)])  # the second time it is not there
-    assert seen[0] is False and [*left.parent.iterdir()] == []
+    assert seen == [False]
+    assert [*left.parent.iterdir()] == ([old] if leftovers != "none" else [])
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users enter and leave the directory, but no server is started there."""
+    monkeypatch.setattr(embedded, "_bring_up", lambda *_: None)
+    monkeypatch.setattr(embedded, "_account", lambda: None)
+
+
+def last_user_leaves(home: Path) -> bool:
+    """If no process holds the door just now, and no other one uses it, the last user removes the directory."""
+    try:
+        with opened(home) as door, (home / "users.lock").open("rb") as users:
+            fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            embedded_watch.remove([str(home)])
+    except (FileNotFoundError, BlockingIOError):
+        return False
+    return True
+
+
+def last_user_leaves_and_another_comes(home: Path) -> bool:
+    return last_user_leaves(home) and another_comes(home)
+
+
+def another_comes(home: Path) -> bool:
+    if not home.exists():
+        start(home).stop()
+    return True
+
+
+@contextmanager
+def at_line(number: int, step: Callable[[], object]) -> Iterator[list[str]]:
+    """Run `step` before this line of `embedded.py` or of `pathlib`, as another process may. Yield the lines run."""
+    lines: list[str] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != embedded.__file__ and "pathlib" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+            if len(lines) == number:
+                sys.settrace(None)
+                step()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.promise("F472")
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize("other", [last_user_leaves, last_user_leaves_and_another_comes, another_comes])
+@pytest.mark.parametrize("before", ["no directory", "a directory"])
+def test_it_starts_whatever_others_do_at_any_line_of_the_start(
+    home: Path, other: Callable[[Path], bool], before: str
+) -> None:
+    """Naive looks before it has the door, and writes: what it has seen is another directory a line later."""
+    for number in itertools.count(1):
+        if before == "a directory":
+            start(home).stop()
+        with at_line(number, partial(other, home)) as lines:
+            server = start(home, keep=False)
+        assert [*home.parent.iterdir()] == [home], lines[-1]
+        assert {path.name for path in home.iterdir()} == {".gitignore", "door.lock", "users.lock"}, lines[-1]
+        server.stop()
+        assert [*home.parent.iterdir()] == [], lines[-1]
+        if len(lines) < number:
+            break
+    assert number > 20
+
+
+@pytest.mark.promise("F472")
+@pytest.mark.usefixtures("no_server")
+def test_nothing_is_written_without_the_door(home: Path) -> None:
+    """Naive: a file that meets the removal lands in what is removed, and that stays."""
+    home.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with opened(home) as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            starting = pool.submit(start, home)
+            wait_until(lambda: waits_at(door))
+            assert [*home.iterdir()] == []
+        starting.result().stop()
+
+
+@pytest.mark.promise("F472")
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize("mount", [False, True])
+def test_a_directory_that_cannot_be_renamed_is_removed_behind_its_door(
+    left: Path, monkeypatch: pytest.MonkeyPatch, mount: bool
+) -> None:
+    """A mount stays, empty: with a door that is a file in it, two processes each have one."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EBUSY, "a mount")
+
+    with ThreadPoolExecutor(1) as pool:
+        with opened(left) as door, monkeypatch.context() as patch:
+            patch.setattr(os, "rename", refuse)
+            if mount:
+                patch.setattr(os, "rmdir", refuse)
+            fcntl.flock(door, fcntl.LOCK_EX)
+            starting = pool.submit(start, left)
+            wait_until(lambda: waits_at(door))
+            embedded_watch.remove([str(left)])
+            assert left.exists() is mount
+            assert not starting.done()
+        starting.result().stop()
+    assert (left / "door.lock").exists()
+
+
+# A process that starts and stops its use of the directory for some seconds, without a server.
+IN_AND_OUT = """
+import sys, time
+from pathlib import Path
+from pgqueue.database import embedded
+embedded._bring_up = lambda *_: None
+embedded._account = lambda: None
+ends = time.monotonic() + 3
+while time.monotonic() < ends:
+    embedded.start(sys.argv[1], bin_path=Path("/"), keep=False).stop()
+"""
+
+
+@pytest.mark.second
+@pytest.mark.promise("F472")
+def test_processes_that_come_and_go_for_seconds_leave_nothing(home: Path) -> None:
+    command = [sys.executable, "-c", IN_AND_OUT, str(home)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in processes:
+        assert process.communicate()[1] == ""
+    assert [*home.parent.iterdir()] == []
+
+
+@pytest.mark.promise("F472")
+@pytest.mark.parametrize("waits", [False, True], ids=["made anew before it looks", "made anew while it waits"])
+def test_a_watchman_removes_only_the_directory_it_was_started_for(left: Path, waits: bool) -> None:
+    """Naive: it gets the old door, sees no server of the new directory yet, nor users of the old, and removes it."""
+
+    def anew() -> None:
+        embedded_watch.remove([str(left)])
+        left.mkdir()
+        (left / "users.lock").touch()
+
+    with opened(left) as door, opened(left) as others, ThreadPoolExecutor(1) as pool:
+        if not waits:
+            anew()
+        fcntl.flock(others, fcntl.LOCK_EX)
+        watching = pool.submit(embedded_watch.main, door, str(left), 1, [], None, [str(left)])
+        if waits:
+            wait_until(lambda: waits_at(others))
+            anew()
+        fcntl.flock(others, fcntl.LOCK_UN)
+        watching.result()
+    assert (left / "users.lock").exists()
+
+
+@pytest.mark.promise("F472")
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_watchman_removes_the_directory_it_was_started_for(left: Path, gone: bool) -> None:
+    with opened(left) as door:
+        if gone:
+            shutil.rmtree(left)
+        embedded_watch.main(door, str(left), 1, [], None, [str(left)])
+    assert [*left.parent.iterdir()] == []
+
+
+@pytest.mark.promise("F472")
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_user_leaves_alone_what_others_made_where_its_directory_was(home: Path, anew: bool) -> None:
+    """Naive: it is the last user of the old directory, and removes the new one."""
+    server = start(home, keep=False)
+    shutil.rmtree(home)
+    others = start(home) if anew else None
+    server.stop()
+    assert home.exists() is anew
+    if others:
+        others.stop()
 
 
 @pytest.mark.second

@@ -76,7 +76,7 @@ def standby(primary: Cluster, **settings: str) -> Iterator[Cluster]:
     directory = Path(tempfile.mkdtemp(prefix="pgqueue-standby-", dir=memory()))
     if primary.account:
         os.chown(directory, *primary.account)
-    (directory / "door.lock").touch()  # a directory of ours, for `embedded`
+    (directory / embedded.MARK).touch()  # a directory of ours, for `embedded`
     try:
         primary.run(
             *("pg_basebackup", "-h", str(primary.sockets), "-U", "postgres", "-D", str(directory / "data")),
