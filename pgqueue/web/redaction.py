@@ -1,7 +1,7 @@
 """What must not be shown is taken out of a page's data before any template or JSON sees it.
 
 `Redaction.shown` gets the data of a page as plain values and returns them without what is hidden. Pages have no other
-way to a template or to JSON, so lists, pages and JSON hide the same.
+way to a template or to JSON, so lists, pages and JSON hide the same. `Redaction.joined` adds what was made of it.
 
 What is hidden:
 
@@ -133,10 +133,20 @@ class Redaction:
             return item
         found: set[str] = set()
         walked = self._walk((), item, found)
-        if _unread(item) or len(found) > FOUND_MOST:
-            return _without_texts((), walked)
-        # The longest first: a hidden value may be part of another one.
-        return self._texts((), walked, sorted(found, key=lambda each: (-len(each), each)))
+        return self._without(walked, found, unread=_unread(item))
+
+    def joined(self, shown: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+        """An item that `shown` has returned, with more fields that were made of it.
+
+        What is hidden in these is hidden in the item's texts, too. Its other values are not asked for once more.
+        """
+        if not self.active:
+            return {**shown, **more}
+        found: set[str] = set()
+        walked, unread = self._walk((), more, found), _unread(shown)
+        if not found and not unread:
+            return {**shown, **self._texts((), walked, [])}
+        return dict(self._without({**shown, **walked}, found, unread=unread))
 
     def hides(self, path: Path, value: Any) -> bool:
         """Whether something of this value would be hidden if it stood at this path of an item."""
@@ -155,6 +165,13 @@ class Redaction:
         """What a blocked job waits for, such as `rate:mail:7`, without what is hidden of that key in the job."""
         kind, colon, rest = key.partition(":")
         return f"{kind}:{self.key(kind, rest)}" if colon else key
+
+    def _without(self, walked: Any, found: set[str], *, unread: bool) -> Any:
+        """What was walked, its texts without what was found."""
+        if unread or len(found) > FOUND_MOST:
+            return _without_texts((), walked)
+        # The longest first: a hidden value may be part of another one.
+        return self._texts((), walked, sorted(found, key=lambda each: (-len(each), each)))
 
     def _walk(self, path: Path, value: Any, found: set[str]) -> Any:
         """The value without what its keys hide; `found` gets the hidden texts and numbers."""

@@ -16,7 +16,7 @@ from pgqueue.admin import queries
 from pgqueue.admin.known_names import KnownNames
 from pgqueue.web import rendering
 from pgqueue.web.access import ACTIONS
-from pgqueue.web.redaction import HIDDEN, KEY_MOST, KEYS_MOST, LEAST, Redaction
+from pgqueue.web.redaction import HIDDEN, KEY_MOST, KEYS_MOST, LEAST, UNREAD, Redaction
 from pgqueue.web.search_field import added, parts_of
 
 Conn = psycopg.Connection[Any]
@@ -344,3 +344,63 @@ def test_keys_of_other_rows_do_not_fill_the_memory_of_a_redaction() -> None:
     long = "x" * KEY_MOST + "token"
     assert Redaction(("*token*",)).shown({long: "a"}) == {long: HIDDEN}
     assert len(made._known) == KEYS_MOST and not any(len(key) > KEY_MOST for key in made._known)
+
+
+@pytest.mark.promise("F494")
+@pytest.mark.parametrize(
+    ("patterns", "path"), [((), ("error", "message")), ((), ("error",)), (("error",), None), (("err*",), None)]
+)
+async def test_what_is_hidden_of_an_error_is_hidden_in_the_other_texts_of_its_row(
+    dsn: str, conn: Conn, patterns: tuple[str, ...], path: tuple[str, ...] | None
+) -> None:
+    """As HTML and as JSON, in a text and in arguments, by the application's function and by a pattern."""
+    said = "card 4111 of bob"
+    [failed] = put(conn, reason=f"gave up: {said}", args='{"note": "the card 4111 of bob"}', attempt=1)
+    fail(conn, [failed], "CardError", f"{said}\nsecond line")
+    [other] = put(conn, reason=f"gave up: {said}", attempt=1)
+    async with reading(dsn, redact=patterns, redact_with=lambda at, value: "gone" if at == path else value) as browser:
+        second, first = (await browser.get("/jobs", headers=JSON)).json()["items"]
+        assert (first["id"], first["reason"]) == (failed, f"gave up: {HIDDEN}")
+        assert first["args"] == {"note": f"the {HIDDEN}"}
+        assert said not in str(first) and first["error"]
+        assert (second["id"], second["reason"]) == (other, f"gave up: {said}"), "another job hides its own values"
+        row = rows(await browser.get("/jobs"))[1]
+        assert said not in row and HIDDEN in row
+
+
+@pytest.mark.promise("F494")
+async def test_the_page_of_a_job_hides_in_its_texts_what_it_hides_of_an_attempt(dsn: str, conn: Conn) -> None:
+    """The list asks for the attempt by the same path, so both say the same."""
+    [job] = put(conn, reason="gave up: card 4111 of bob", attempt=1)
+    fail(conn, [job], "CardError", "card 4111 of bob")
+    hidden = ("attempts", "message")
+    async with reading(dsn, redact=(), redact_with=lambda at, value: "gone" if at == hidden else value) as browser:
+        for path in ("/jobs", f"/jobs/{job}"):
+            answer = await browser.get(path, headers=JSON)
+            assert "4111" not in answer.text
+            assert [each["reason"] for each in answer.json()["items"]] == [f"gave up: {HIDDEN}"]
+            assert "4111" not in (await browser.get(path)).text
+
+
+@pytest.mark.promise("F494")
+def test_a_field_that_is_joined_is_hidden_as_if_the_item_had_had_it() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def hide(path: tuple[str, ...], value: Any) -> Any:
+        asked.append(path)
+        return "gone" if path == ("error", "message") else value
+
+    made = Redaction(("*token*",), hide)
+    shown = made.shown({"reason": "no bob", "args": {"a": 1, "token": "t0ken"}})
+    asked.clear()
+    more = {"error": {"error_type": "KeyError", "message": "no bob", "token": "abcd"}}
+    assert made.joined(shown, more) == {
+        "reason": HIDDEN,
+        "args": {"a": 1, "token": HIDDEN},
+        "error": {"error_type": "KeyError", "message": "gone", "token": HIDDEN},
+    }
+    assert asked == [("error",), ("error", "error_type"), ("error", "message")], "of the item nothing is asked again"
+    assert made.joined({"reason": "no bob"}, {"error": None}) == {"reason": "no bob", "error": None}
+    unread = made.joined({"args": {UNREAD: "not read"}, "reason": HIDDEN}, {"error": {"message": "no bob", "b": "bob"}})
+    assert unread["error"] == {"message": HIDDEN, "b": HIDDEN}, "what the arguments hide is unknown"
+    assert Redaction(()).joined({"reason": "no bob"}, {"error": "bob"}) == {"reason": "no bob", "error": "bob"}

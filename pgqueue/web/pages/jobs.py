@@ -116,7 +116,7 @@ async def _found(conn: object, given: dict[str, Any]) -> tuple[Found, dict[int, 
 
 def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> dict[str, Any]:
     """The job without its attempts, and without what is hidden. Its last error is hidden as on the page of the job: by
-    the job's own values."""
+    the job's own values. What is hidden of the error alone is hidden in the job's other texts."""
     attempts = [] if error is None else [{name: error[name] for name in ("error_type", "message")}]
     also = {"attempts": attempts, "steps": [] if error is None else error["steps"]}
     item = redaction.shown(plain(job) | {"key": job.key and redaction.awaited(job.key), **also})
@@ -124,8 +124,9 @@ def _item(job: JobInfo, error: dict[str, Any] | None, redaction: Redaction) -> d
     said = shown[0] if shown else None
     if isinstance(said, dict) and said["message"]:
         said = said | {"message": first_line(str(said["message"]))}
+    item = redaction.joined(item, {"error": said})
     del item["steps"]  # a search does not read them
-    return {**item, **redaction.shown({"error": said})}
+    return item
 
 
 async def _fit(asked: Asked, found: Found, counts: dict[str, Count] | None, actions: Sequence[str]) -> Count | None:
