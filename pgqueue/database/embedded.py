@@ -48,12 +48,13 @@ from pgqueue.database.conninfo import parts_of
 from pgqueue.database.embedded_watch import is_still, postmaster, remove
 from pgqueue.distribution import install
 from pgqueue.errors import Error
+from pgqueue.steady_clock import monotonic
 
 ACCOUNT = "pgqueue"  # runs the server if we are root: PostgreSQL refuses to run as root
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 MARK = "door.lock"
-"""The file that tells a directory of ours. It was the lock of the door once, hence the name."""
+"""The file that tells a directory of ours."""
 USERS = "users.lock"
 ENTER_MOST = 100
 """So often the directory may be removed while a process waits to start its use."""
@@ -334,17 +335,28 @@ def _door(directory: Path) -> Iterator[bool]:
     except FileNotFoundError:
         yield False
         return
-    try:
-        fcntl.flock(door, fcntl.LOCK_EX)
+    with _locked(door):
         yield is_still(door, directory)
+
+
+@contextmanager
+def _locked(file: int) -> Iterator[None]:
+    """Lock this open file, and close it in the end. If another thread forks meanwhile, the child has the lock, too. So
+    it is given back: closed alone, it would be held until that child ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
     finally:
-        os.close(door)
+        os.close(file)
 
 
 def _alone_in_time(users: int) -> bool:
     """`_alone`, unless it is a watchman that has the lock: that gives it back."""
-    ends = time.monotonic() + WATCH_SECONDS
-    while not (alone := _alone(users)) and time.monotonic() < ends:
+    ends = monotonic() + WATCH_SECONDS
+    while not (alone := _alone(users)) and monotonic() < ends:
         time.sleep(0.01)
     return alone
 
@@ -392,12 +404,8 @@ def _account() -> tuple[int, int]:
 def _accounts_door() -> Iterator[None]:
     """Held while a process looks for the user or makes it. Of two calls of `useradd` at once the later one replaces the
     user of the first, and its number."""
-    directory = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
+    with _locked(os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)):
         yield
-    finally:
-        os.close(directory)
 
 
 def _make_account() -> None:

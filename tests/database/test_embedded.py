@@ -586,6 +586,24 @@ def test_its_user_is_made_once_by_many_that_start_at_the_same_time(monkeypatch: 
         assert list(pool.map(lambda _: embedded._account(), range(4))) == [(1, 7)] * 4
 
 
+@pytest.mark.promise("F472")
+@pytest.mark.parametrize("held", ["door", "accounts"])
+def test_a_lock_ends_with_its_use_though_a_child_was_forked_meanwhile(held: str, tmp_path: Path) -> None:
+    """Naive: the file is closed, and the child has it, too, until it ends: each start waits for that."""
+    place = {"door": tmp_path, "accounts": Path("/etc")}[held]
+    with embedded._door(tmp_path) if held == "door" else embedded._accounts_door():
+        child = os.fork()
+        if not child:
+            signal.pause()
+    file = os.open(place, os.O_RDONLY)
+    try:
+        wait_until(lambda: embedded._alone(file))  # other tests lock /etc for a moment
+    finally:
+        os.close(file)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_other_users_may_pass_but_not_list_what_is_above(home: Path) -> None:
     above = home.parent
     above.chmod(0o700)
