@@ -11,8 +11,12 @@ The order is: commit the row, LISTEN, look. No end of a job is missed:
 4. If LISTEN is of no use, a later look finds it, too. This is the case behind a pooler, on a standby, without the right
    to write that row, and with `notify=False`.
 
-A connection that breaks or does not answer is replaced as long as there is time, because the job goes on, too. It leads
-to a server that can be written if the address has one. If the server only reads, as in a switchover:
+If the first connection cannot be made, the caller gets the driver's error. If the time of the wait has ended the
+attempt, it gets ResultTimeout. Each host that is named has its part of that time, 2 s at least. Naive: a frozen one
+takes all of it.
+
+A connection that breaks or does not answer later is replaced as long as there is time, because the job goes on, too.
+It leads to a server that can be written if the address has one. If the server only reads, as in a switchover:
 1. No row is written and none removed: an error of that would end the wait. The leader prunes a row that is left.
 2. If this wait has seen the job, but not on this connection, a standby may not have heard of it yet. It looks again.
 
@@ -26,7 +30,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+from math import ceil, inf
 from time import sleep
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,6 +55,8 @@ CONNECT_FIRST, CONNECT_MOST, CONNECT_FACTOR = 0.05, 2.0, 2.0
 """The same between attempts to connect again."""
 ANSWER_SECONDS = 10.0
 """If a look takes longer, the link is dead."""
+LIMIT_LEAST = 1.0
+"""No limit of a connection is shorter. An error that comes earlier was not made by one."""
 LAG_SECONDS = 600.0
 """If a server that only reads has not shown a job for so long that was seen before, the job is not there any more."""
 LEAVE_SECONDS = 2.0
@@ -136,9 +142,13 @@ class Wait:
 
     def lost(self, error: Exception) -> None:
         """The connection broke, or none could be made. Raises ResultTimeout if there is no time for another one."""
+        self.late(error)
+        log.warning("waiting for job %d: %s; connecting again", self.job_id, str(error).strip() or type(error).__name__)
+
+    def late(self, error: Exception) -> None:
+        """Raises ResultTimeout if there is no time left. The error is its cause."""
         if self.left() <= 0:
             raise self._over(f"was not seen to end in time: {error}") from error
-        log.warning("waiting for job %d: %s; connecting again", self.job_id, str(error).strip() or type(error).__name__)
 
     def left(self) -> float:
         """The seconds until the wait is over."""
@@ -153,8 +163,11 @@ class Wait:
         return self.config.listen_dsn or dsn
 
     def options(self, dsn: str) -> dict[str, Any]:
-        """The options of its connections."""
-        return connect_timeout_at_most(dsn, min(ANSWER_SECONDS, self.left())) | {
+        """The options of its connections. Rounded up: the time of all hosts is not over before that of the wait."""
+        from pgqueue.database import primary
+
+        seconds = ceil(min(ANSWER_SECONDS, self.left() / primary.named_hosts(dsn)))
+        return connect_timeout_at_most(dsn, seconds) | {
             "autocommit": True,
             "prepare_threshold": None,
             "client_encoding": "utf8",
@@ -211,7 +224,8 @@ def see(wait: Wait) -> Outcome:
     """Wait for the end of the job in this thread."""
     import psycopg
 
-    conn = _connect(wait)
+    with _first_connect(wait):
+        conn = _connect(wait)
     while True:
         with conn:
             try:
@@ -235,7 +249,8 @@ async def asee(wait: Wait) -> Outcome:
 
     import psycopg
 
-    conn = await _aconnect(wait)
+    with _first_connect(wait):
+        conn = await _aconnect(wait)
     while True:
         async with conn:
             try:
@@ -251,6 +266,20 @@ async def asee(wait: Wait) -> Outcome:
                 break
             except psycopg.OperationalError as error:
                 wait.lost(error)
+
+
+@contextmanager
+def _first_connect(wait: Wait) -> Iterator[None]:
+    """An error of the first connection is the caller's. If a limit made it, and no time is left, ResultTimeout is."""
+    import psycopg
+
+    began = monotonic()
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if monotonic() - began >= LIMIT_LEAST:
+            wait.late(error)
+        raise
 
 
 def _passes(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], error: psycopg.OperationalError) -> bool:
@@ -439,9 +468,12 @@ async def _aconnect(wait: Wait) -> psycopg.AsyncConnection[Any]:
     from pgqueue.database.dead_link import opened
 
     dsn = await embedded.aresolve(wait.dsn())
-    opening = primary.aconnect(psycopg.AsyncConnection, dsn, patience=wait.patience(), **wait.options(dsn))
-    # Each host has its time, and names are resolved in none: all together may take no longer than the wait.
-    return await opened(opening, None if wait.end == inf else max(2.0, wait.left()) + 1.0)
+    options = wait.options(dsn)
+    opening = primary.aconnect(psycopg.AsyncConnection, dsn, patience=wait.patience(), **options)
+    # A name may have many addresses, and resolving it may take long: all together may take no longer than the wait, or
+    # what the hosts may take that are named.
+    hosts = float(options.get("connect_timeout", 0)) * primary.named_hosts(dsn)
+    return await opened(opening, None if wait.end == inf else max(hosts, wait.left()) + 1.0)
 
 
 def _listen(channel: str) -> bytes:

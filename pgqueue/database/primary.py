@@ -141,6 +141,15 @@ def is_local(dsn: str) -> bool:
     return host is not None and "," not in host and host.startswith(("/", "@"))
 
 
+def named_hosts(dsn: str) -> int:
+    """How many hosts the DSN or the environment names. Only libpq knows those of a service: it counts as one.
+
+    >>> named_hosts("host=a,b,c dbname=shop"), named_hosts("dbname=shop")
+    (3, 1)
+    """
+    return (_hosts(dsn) or "").count(",") + 1
+
+
 def first(dsn: str, host: str, port: int) -> str:
     """The DSN with this host before the others that it names.
 
@@ -210,8 +219,7 @@ def _searching(dsn: str, options: dict[str, Any]) -> dict[str, Any]:
 def _search_seconds(dsn: str, options: dict[str, Any]) -> float:
     """So long the search may take in all. A second more than the hosts: what the last one says is to be heard."""
     limit = options if "connect_timeout" in options else connect_timeout_at_most(dsn, NAMED_MOST)
-    hosts = (_hosts(dsn) or "").count(",") + 1
-    return max(SEARCH_MOST, 1.0 + hosts * float(limit.get("connect_timeout", NAMED_MOST)))
+    return max(SEARCH_MOST, 1.0 + named_hosts(dsn) * float(limit.get("connect_timeout", NAMED_MOST)))
 
 
 def _one_place(dsn: str) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from servers import Server
-from standby import ask, frozen_second, pair
+from standby import ask, frozen_first, frozen_second, pair
 from workers import until
 
 import pgqueue
@@ -64,6 +64,66 @@ def test_a_handle_reads_the_standby_while_the_primary_is_frozen(dsn: str) -> Non
         assert job.state == "available"
     assert monotonic() - began < 60  # the machine may be busy
 
+
+# The first connection of a wait --------------------------------------------------------------------------------------
+
+
+async def both_ways(job: pgqueue.JobHandle[Any], timeout: float | None) -> list[Any]:
+    """What `result` and `aresult` have returned or raised."""
+    asked = asyncio.to_thread(job.result, timeout), job.aresult(timeout)
+    return [*await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)]
+
+
+def only_first(address: str, **more: Any) -> str:
+    """The address with the first of its hosts alone."""
+    parts = conninfo_to_dict(address)
+    return make_conninfo(address, **more, **{name: str(parts[name]).split(",")[0] for name in ("host", "port")})
+
+
+@pytest.mark.promise("F495")
+async def test_a_wait_reaches_the_last_host_whatever_its_timeout(dsn: str) -> None:
+    """Naive: `aresult` ends after two hosts, and the driver's error says nothing of the job."""
+    with psycopg.connect(dsn) as conn:
+        job = pgqueue.enqueue(conn, "shop.mail")
+        pgqueue.cancel(conn, job.id)
+    with frozen_first(dsn, 2) as address:
+        pgqueue.configure(dsn=address)
+        for said in await asyncio.gather(*(both_ways(job, timeout) for timeout in (0.5, 5.0))):
+            assert [type(each) for each in said] == [pgqueue.JobCancelled] * 2, said
+
+
+@pytest.mark.promise("F495")
+@pytest.mark.parametrize("timeout", [0, 0.5, 2.5])
+async def test_no_host_that_answers_within_the_timeout_is_a_result_timeout(dsn: str, timeout: float) -> None:
+    """The last one: naive, the host has 2 s, half a second is left, and the error is the driver's."""
+    with frozen_first(dsn) as address:
+        pgqueue.configure(dsn=only_first(address))
+        for each in await both_ways(pgqueue.JobHandle(7), timeout):
+            assert isinstance(each, pgqueue.ResultTimeout) and each.job_id == 7, repr(each)
+            assert isinstance(each.__cause__, psycopg.OperationalError)
+
+
+@pytest.mark.promise("F495")
+@pytest.mark.parametrize("timeout", [0, 0.5, None])
+async def test_what_a_server_refuses_at_once_is_the_error_of_the_driver(
+    own_server: Server, timeout: float | None
+) -> None:
+    """Also without any time: a wrong address is no job that has not ended yet."""
+    pgqueue.configure(dsn=own_server.dsn("nowhere"))
+    for each in await both_ways(pgqueue.JobHandle(7), timeout):
+        assert isinstance(each, psycopg.OperationalError) and "nowhere" in str(each)
+
+
+@pytest.mark.promise("F495")
+async def test_an_address_with_its_own_limit_keeps_it(dsn: str) -> None:
+    """The limit of the address has ended the attempt, not that of the wait: the error is the driver's."""
+    with frozen_first(dsn) as address:
+        pgqueue.configure(dsn=only_first(address, connect_timeout=2))
+        for each in await both_ways(pgqueue.JobHandle(7), 40):
+            assert isinstance(each, psycopg.errors.ConnectionTimeout)
+
+
+# A standby that lags -------------------------------------------------------------------------------------------------
 
 WAITS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue result' AND state = 'idle'"
 

@@ -132,13 +132,12 @@ def alter(cluster: Cluster, name: str, value: str) -> None:
 
 
 @contextmanager
-def frozen_first(dsn: str) -> Iterator[str]:
-    """An address of two servers: the first takes connections and says nothing, the second is that of the DSN."""
+def frozen_first(dsn: str, n: int = 1) -> Iterator[str]:
+    """An address of several servers: the first `n` take connections and say nothing, the last is that of the DSN."""
     said = conninfo_to_dict(dsn)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
-        yield make_conninfo(
-            dsn, host=f"127.0.0.1,{said['host']}", port=f"{frozen.getsockname()[1]},{said.get('port', 5432)}"
-        )
+        host, port = "127.0.0.1,", f"{frozen.getsockname()[1]},"
+        yield make_conninfo(dsn, host=f"{host * n}{said['host']}", port=f"{port * n}{said.get('port', 5432)}")
 
 
 @contextmanager
