@@ -146,13 +146,15 @@ def differs(items: Sequence[Mapping[str, Any]], *names: str) -> bool:
 _CODE = re.compile(r"`([^`\n]+)`")
 
 
-def pieces(text: str) -> list[tuple[bool, str]]:
+def pieces(text: object) -> list[tuple[bool, str]]:
     """The text in pieces: whether each stood between two backticks, so that it is code, and the piece.
 
-    >>> pieces("run `pgqueue why 7`, or `")
-    [(False, 'run '), (True, 'pgqueue why 7'), (False, ', or `')]
+    An application may show a number instead of a text (see redaction).
+
+    >>> pieces("run `pgqueue why 7`, or `"), pieces(7)
+    ([(False, 'run '), (True, 'pgqueue why 7'), (False, ', or `')], [(False, '7')])
     """
-    return [(at % 2 == 1, each) for at, each in enumerate(_CODE.split(text))]
+    return [(at % 2 == 1, each) for at, each in enumerate(_CODE.split(str(text)))]
 
 
 def ago(at: datetime, now: datetime) -> str:

@@ -199,3 +199,15 @@ async def test_the_attempts_of_a_job_are_drawn_with_their_values(dsn: str, conn:
     titles = [re.sub(r"^.{20}", "", each) for each in re.findall(r"<title>([^<]*)</title>", drawn)]
     assert titles[1:] == ["attempt 1: error after 10 s", "waited  1 m 30 s", "attempt 2: error after 10 s"], titles
     assert "2 attempts on one line of time" in drawn and "script" not in drawn and "style=" not in drawn
+
+
+@pytest.mark.promise("F496")
+@pytest.mark.parametrize("field", ["message", "traceback", "reason", "error_type"])
+@pytest.mark.parametrize("said", [4711, ["no", "text"], {"no": "text"}])
+async def test_what_is_shown_instead_of_a_text_may_be_no_text(dsn: str, conn: Conn, field: str, said: object) -> None:
+    """Naive: a filter for texts gets a number, and the page of the job is an error."""
+    [id] = put(conn, 1)
+    async with reading(dsn, redact_with=lambda at, value: said if at[-1] == field else value) as browser:
+        for path in (f"/jobs/{id}", "/jobs"):
+            assert (await browser.get(path)).status_code == 200, path
+        assert ("4711" in main(await browser.get(f"/jobs/{id}"))) == (said == 4711)
