@@ -220,3 +220,16 @@ def test_what_was_not_looked_at_is_found_by_how_it_begins(dsn: str, eyes: Eyes) 
         assert ([each.get("key", each.get("name")) for each in told["items"]], told["cut_at"]) == (["z1"], None)
         assert "z1" in pgqueue(command, "--begins", "z", dsn=dsn).stdout
         assert "begins with nothing" in pgqueue(command, "--begins", "nothing", dsn=dsn).stdout
+
+
+@pytest.mark.promise("F497")
+@pytest.mark.parametrize("name", [each for each in LISTS if each.startswith("locks")])
+async def test_a_cut_list_of_locks_names_no_order_in_which_holders_are_not_read(
+    dsn: str, eyes: Eyes, name: str
+) -> None:
+    """Naive: it says that the first keys by name were looked at, but holders are not read by name."""
+    eyes.do(LISTS[name].sql, 1_001)
+    async with reading(dsn) as browser:
+        page = (await browser.get("/limits?list=locks")).text
+    for said in (page, (await asyncio.to_thread(pgqueue, "locks", dsn=dsn)).stdout):
+        assert f"Not all keys {SAID}" in said and "by name" not in said
