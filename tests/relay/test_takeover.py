@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from relays import RelayProcess, Sides, app_dsn, relay_process, sides
@@ -32,6 +33,22 @@ def sessions(conn: psycopg.Connection[Any], side: str) -> list[int]:
     """The server processes of relays in this database."""
     asked = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()"
     return [pid for (pid,) in conn.execute(asked, [f"pgqueue relay {side}"]).fetchall()]
+
+
+def stop_idle(conn: psycopg.Connection[Any], pid: int) -> None:
+    """Stop this process of the server while it has nothing to do. In the middle of a transaction it would keep its
+    locks, and could not be ended."""
+    state = "SELECT state FROM pg_stat_activity WHERE pid = %s"
+
+    def stopped() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        if conn.execute(state, [pid]).fetchone() == ("idle",):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    wait_until(stopped)
 
 
 def working(relays: list[RelayProcess]) -> RelayProcess:
@@ -97,12 +114,12 @@ def test_a_relay_that_stood_still_past_the_take_over_doubles_nothing(
 def test_a_target_session_that_stood_still_past_the_take_over_doubles_nothing(
     app_dsn: str, dsn: str, sides: Sides, tmp_path: Path
 ) -> None:
-    """The server's process is stopped, with a delivery in its socket or in its hands."""
+    """The server's process is stopped, and has a delivery in its socket then."""
     with relay_process(app_dsn, dsn, tmp_path, 5) as first:
         sides.stage("a")
         wait_until(lambda: sides.left() == 0, 30.0)
         [pid] = sessions(sides.queue, "target")
-        os.kill(pid, signal.SIGSTOP)
+        stop_idle(sides.queue, pid)
         try:
             sides.stage("b")  # goes into its socket
             wait_until(lambda: sides.left() == 1, 10.0)
