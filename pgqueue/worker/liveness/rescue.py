@@ -32,6 +32,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -109,19 +110,26 @@ class Rescue:
             (worker_id, beat)
             for worker_id, beat in dead
             if worker_id not in self._under_way
-            and (leads or reports[worker_id] >= REPORTS or await self._tried(worker_id, self._leading(worker_id)))
+            and (
+                leads
+                or reports[worker_id] >= REPORTS
+                or await self._tried(worker_id, partial(self._leading, worker_id))
+            )
         ]
-        await _together(self._tried(worker_id, self._act(worker_id, beat)) for worker_id, beat in due)
+        await _together(self._tried(worker_id, partial(self._act, worker_id, beat)) for worker_id, beat in due)
 
-    async def _tried(self, worker_id: int, step: Awaitable[bool]) -> bool:
+    async def _tried(self, worker_id: int, step: Callable[[], Awaitable[bool]]) -> bool:
         """What this step of a rescue answers. False if it has failed, and the next heartbeat may try again."""
         try:
-            return await step
+            return await step()
         except Exception as error:
             if not (transient(error) or of_data(error) or refuses_row(error)):
                 raise
             log.warning("rescue of worker %d: %s; the next heartbeat tries again", worker_id, without_values(error))
             return False
+
+    async def _led(self, worker_id: int) -> bool:
+        return await self._tried(worker_id, partial(self._leading, worker_id))
 
     async def _act(self, worker_id: int, beat: int) -> bool:
         done = await self.rescue(worker_id, beat)

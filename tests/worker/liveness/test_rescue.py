@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -694,6 +696,21 @@ async def test_a_list_of_sessions_that_cannot_be_read_keeps_no_job_from_being_re
     finally:
         await session.close()
         await victim.close()
+
+
+async def test_rescues_that_end_before_they_have_begun_leave_nothing_unawaited(dsn: str) -> None:
+    """As a worker that stops just as its judge has named many. Naive: a step that is made before it is tried."""
+    session = Session(Link(dsn, "pgqueue"), "rescue")
+    rescue = Rescue(session, notify=True, rescued=lambda: None)
+    task = asyncio.create_task(rescue.seen([(1, 0), (2, 0)], leads=True))
+    await asyncio.sleep(0)  # its own tasks are made, and have not begun
+    task.cancel()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        await asyncio.gather(task, return_exceptions=True)
+        gc.collect()
+    assert [str(each.message) for each in said] == []
+    await session.close()
 
 
 @pytest.mark.second
