@@ -902,13 +902,15 @@ async def test_an_idle_worker_takes_three_connections_and_few_round_trips(
     async with work(dsn, *ALL) as worker:
         await until(worker.services.election.leads)
         await until(lambda: worker.services.fetcher.fetches)  # one or two: LISTEN may have come before the first
+        at_start = [loop for loop in worker.services.duties.loops if not loop.duty.first]
+        await until(lambda: all(loop.report.ran_at for loop in at_start))  # the first rounds are of the start
         sent.clear()
         await asyncio.sleep(seconds)  # the time is what is measured
         number = len(sent)  # heartbeats among them
         assert len(eyes.backends()) <= 4  # one more than a worker that does not lead
     print(f"{number / seconds:.2f} transactions a second, alone and leading")
-    # Leading; the promise is 3. 1.1 are usual; the first round of each duty, a dozen statements, may be among them.
-    assert number <= 3.0 * seconds
+    # Leading; the promise is 3. Pauses are random, so a short window sees more or fewer of the duties; 1.1 are usual.
+    assert number <= 2.0 * seconds
 
 
 @pytest.mark.promise("F09")
