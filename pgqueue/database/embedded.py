@@ -242,7 +242,7 @@ def start(
             psycopg.connect(server.dsn)
     """
     binaries = (bin_path or wheel_binaries(version)).resolve()
-    account = _account() if os.geteuid() == 0 else None
+    account = server_account()
     cluster = Cluster(Path(directory).resolve(), binaries, account, keep)
     with _entered(cluster):
         if account is not None:
@@ -389,8 +389,10 @@ def _private_directory(path: Path, account: tuple[int, int] | None) -> None:
         os.chown(path, *account)
 
 
-def _account() -> tuple[int, int]:
-    """The user and group that run the server instead of root; made at the first use."""
+def server_account() -> tuple[int, int] | None:
+    """The user and group that run the server instead of root, made at the first use. None: we are not root."""
+    if os.geteuid() != 0:
+        return None
     with _accounts_door():
         try:
             entry = pwd.getpwnam(ACCOUNT)

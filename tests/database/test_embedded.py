@@ -305,7 +305,7 @@ def test_a_directory_is_removed_under_another_name(left: Path, monkeypatch: pyte
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Users enter and leave the directory, but no server is started there."""
     monkeypatch.setattr(embedded, "_bring_up", lambda *_: None)
-    monkeypatch.setattr(embedded, "_account", lambda: None)
+    monkeypatch.setattr(embedded, "server_account", lambda: None)
 
 
 def last_user_leaves(home: Path) -> bool:
@@ -421,7 +421,7 @@ import sys, time
 from pathlib import Path
 from pgqueue.database import embedded
 embedded._bring_up = lambda *_: None
-embedded._account = lambda: None
+embedded.server_account = lambda: None
 ends = time.monotonic() + 3
 while time.monotonic() < ends:
     embedded.start(sys.argv[1], bin_path=Path("/"), keep=False).stop()
@@ -580,10 +580,11 @@ def test_its_user_is_made_once_by_many_that_start_at_the_same_time(monkeypatch: 
         time.sleep(0.1)  # so long that all the others have looked, if nothing keeps them
         made.append(1)
 
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("pwd.getpwnam", look)
     monkeypatch.setattr(embedded, "_make_account", make)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda _: embedded._account(), range(4))) == [(1, 7)] * 4
+        assert list(pool.map(lambda _: embedded.server_account(), range(4))) == [(1, 7)] * 4
 
 
 @pytest.mark.promise("F472")
@@ -591,7 +592,7 @@ def test_its_user_is_made_once_by_many_that_start_at_the_same_time(monkeypatch: 
 def test_a_lock_ends_with_its_use_though_a_child_was_forked_meanwhile(held: str, tmp_path: Path) -> None:
     """Naive: the file is closed, and the child has it, too, until it ends: each start waits for that."""
     place = {"door": tmp_path, "accounts": Path("/etc")}[held]
-    with embedded._door(tmp_path) if held == "door" else embedded._accounts_door():
+    with embedded._door(tmp_path) if held == "door" else embedded.server_accounts_door():
         child = os.fork()
         if not child:
             signal.pause()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from pgbouncers import free_port
 from servers import memory
 from workers import wait_until
 
-from pgqueue.database.embedded import ACCOUNT
+from pgqueue.database.embedded import server_account
 
 BINARIES = next((path for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"))), None)
 PROGRAMS = {name: shutil.which(name) or shutil.which(name, path="/usr/sbin") for name in ("patroni", "etcd", "haproxy")}
@@ -127,7 +126,7 @@ class Patroni:
         self._ends = ExitStack()
         self.directory = Path(tempfile.mkdtemp(prefix="pgqueue-patroni-", dir=memory()))
         self._ends.callback(shutil.rmtree, self.directory, ignore_errors=True)
-        self._account = pwd.getpwnam(ACCOUNT) if os.geteuid() == 0 else None
+        self._account = server_account()
         self.nodes = [Node(f"n{number}", self.directory) for number in (1, 2, 3)]
         self._etcd, self._proxy = free_port(), free_port()
         self._synchronous = synchronous
@@ -221,7 +220,7 @@ class Patroni:
     def _start(self, name: str, *arguments: str, log: str | None = None) -> subprocess.Popen[bytes]:
         program = PROGRAMS[name]
         assert program is not None
-        user, group = (None, None) if self._account is None else (self._account.pw_uid, self._account.pw_gid)
+        user, group = self._account or (None, None)
         command, where = [program, *arguments], self.directory
         with (self.directory / f"{log or name}.log").open("ab") as file:
             return subprocess.Popen(command, stdout=file, stderr=file, cwd=where, user=user, group=group)
@@ -229,7 +228,7 @@ class Patroni:
     def _own(self, path: Path) -> None:
         path.chmod(0o700)
         if self._account is not None:
-            os.chown(path, self._account.pw_uid, self._account.pw_gid)
+            os.chown(path, *self._account)
 
 
 def role(node: Node) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
 import socket
 import subprocess
@@ -16,7 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from workers import wait_until
 
-from pgqueue.database.embedded import ACCOUNT
+from pgqueue.database.embedded import server_account
 
 PROGRAM = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 WHY = "pgbouncer is not installed: apt-get install pgbouncer"
@@ -65,7 +63,7 @@ class PgBouncer:
     def start(self, *, is_alone: bool = False) -> None:
         """Start it; return when it answers. If it `is_alone`, without a server, it only accepts connections."""
         assert PROGRAM is not None
-        user, group = _account()
+        user, group = server_account() or (None, None)  # it refuses to run as root, as PostgreSQL does
         with self._log.open("ab") as log:
             program = [PROGRAM, str(self._file)]
             self._process = subprocess.Popen(program, stdout=log, stderr=log, user=user, group=group)
@@ -101,11 +99,3 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def _account() -> tuple[int | None, int | None]:
-    """The user and the group it runs as. It refuses to run as root, as PostgreSQL does."""
-    if os.geteuid():
-        return None, None
-    entry = pwd.getpwnam(ACCOUNT)
-    return entry.pw_uid, entry.pw_gid
