@@ -592,7 +592,7 @@ def test_its_user_is_made_once_by_many_that_start_at_the_same_time(monkeypatch: 
 def test_a_lock_ends_with_its_use_though_a_child_was_forked_meanwhile(held: str, tmp_path: Path) -> None:
     """Naive: the file is closed, and the child has it, too, until it ends: each start waits for that."""
     place = {"door": tmp_path, "accounts": Path("/etc")}[held]
-    with embedded._door(tmp_path) if held == "door" else embedded.server_accounts_door():
+    with embedded._door(tmp_path) if held == "door" else embedded._accounts_door():
         child = os.fork()
         if not child:
             signal.pause()

@@ -20,7 +20,7 @@ Wants=network-online.target
 [Service]
 Type=notify
 NotifyAccess=main
-# Contains PGQUEUE_DSN=postgresql://…; the process list does not show it there.
+{account}# Contains PGQUEUE_DSN=postgresql://…; the process list does not show it there.
 EnvironmentFile={environment}
 WorkingDirectory={directory}
 ExecStart={command}
@@ -45,6 +45,7 @@ MORE_SECONDS = 35.0
 @click.argument("arguments", metavar="MODULE... [OPTIONS OF WORK]", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--environment-file", default="/etc/pgqueue.env", show_default=True, help="Where PGQUEUE_DSN is set.")
 @click.option("--directory", metavar="DIR", help="WorkingDirectory of the unit [this one].")
+@click.option("--user", metavar="NAME", help="User that runs the workers [root].")
 @click.option("--grace", type=Duration(), default="25s", show_default=True, help="How long running jobs may go on.")
 @as_json
 @database
@@ -54,6 +55,7 @@ def command(
     arguments: tuple[str, ...],
     environment_file: str,
     directory: str | None,
+    user: str | None,
     grace: float,
     as_json: bool,
 ) -> None:
@@ -64,7 +66,7 @@ def command(
 
     \b
     Examples:
-      pgqueue systemd shop.tasks --processes 4 > /etc/systemd/system/shop.service
+      pgqueue systemd shop.tasks --processes 4 --user shop > shop.service
       pgqueue systemd shop.tasks --processes 4 --memory-limit 500M --grace 60s
     """
     if "dsn" in given(ctx):
@@ -76,6 +78,7 @@ def command(
     modules = [word for word in arguments[: next((i for i, w in enumerate(arguments) if w[:1] == "-"), len(arguments))]]
     unit = UNIT.format(
         modules=", ".join(modules),
+        account=f"User={user}\n" if user else "",
         environment=environment_file,
         directory=directory or Path.cwd(),
         command=shlex.join(words).replace("%", "%%").replace("$", "$$"),
