@@ -54,7 +54,7 @@ class QueueInfo:
       one whose task no live worker of its queue knows. One that waits for a slot, or for any worker at all, could. A
       scheduled job could from its time on: while no worker leads, nothing makes it available.
     - `longest_blocked`: for how long a blocked job has waited although its key has room. None if there is no such job,
-      or no worker leads. Alert on both: a job that could run, and does not, is in one of the two.
+      or no worker leads. Alert on both: each job that could run, and does not, is counted by `oldest` or by this.
     - `counted_at`: when the jobs were counted. Less than a second ago while the tables are small, else 5 to 120 s.
     """
 

@@ -18,6 +18,10 @@ What is hidden:
 6. What the application's own function replaces. It is asked for every value of an item with its path, containers
    before what is in them. If it raises, the value is hidden.
 
+What is never hidden, so that no pattern and no function breaks a page: what the page itself is built of. These are
+its times, numbers and flags, and the words of `_DRAWN`. If a list or an object of the page is hidden as a whole, it
+keeps its shape, and all texts in it are hidden. Arguments, headers, results and answers are hidden whole.
+
 A key stands in several places: in its job (`rate_key`), as what the job waits for (`key`), on the pages of locks and of
 limits. Each of them shows it as the job does (`key`, `awaited`), and then asks for its own path.
 
@@ -99,11 +103,12 @@ _WORD = re.compile(r"[\w.-]++")
 _COLUMNS = ")=("
 """Between names and values where PostgreSQL quotes a row: `Key (email, token)=(a, b) already exists`."""
 # These hold names that links are made of. They come from code, and no argument is in them.
-_FOREIGN = ("args", "headers", "result")
-_ANSWER = ("steps", "result")
-"""So is the answer of a durable step."""
+_FOREIGN = frozenset({"args", "headers", "result"})
+"""These are the application's, wherever they stand. A durable step has its answer in `result`."""
 UNREAD = "pgqueue"
 """The only key of an object that stands for one that was not read."""
+_DRAWN = frozenset({("figures", "name"), ("parts", "name")})
+"""Words by which a page knows its figures and the parts of its charts."""
 _NAMES = frozenset({"task", "queue", "queues", "state", "code", "severity", "outcome"})
 
 
@@ -175,11 +180,11 @@ class Redaction:
 
     def _walk(self, path: Path, value: Any, found: set[str]) -> Any:
         """The value without what its keys hide; `found` gets the hidden texts and numbers."""
-        if path and self.function is not None:
+        if self.function is not None and _may_be_hidden(path, value):
             replaced = self._asked(path, value)
             if replaced is not value and replaced != value:
                 _remember(value, found)
-                return replaced
+                return _instead(path, value, replaced)
         if type(value) in LEAVES:
             return value
         if isinstance(value, Mapping):
@@ -189,9 +194,9 @@ class Redaction:
         return value
 
     def _of_key(self, path: Path, value: Any, found: set[str]) -> Any:
-        if value is not None and self._fits(path[-1]):
+        if self._fits(path[-1]) and _may_be_hidden(path, value):
             _remember(value, found)
-            return HIDDEN
+            return _instead(path, value, HIDDEN)
         return value if self.function is None and type(value) in LEAVES else self._walk(path, value, found)
 
     def _asked(self, path: Path, value: Any) -> Any:
@@ -209,7 +214,7 @@ class Redaction:
             return [self._texts(path, each, hidden) for each in value]
         if not isinstance(value, str) or _is_name(path):
             return value
-        return self._text(value, hidden, is_error=not path or path[0] not in _FOREIGN)
+        return self._text(value, hidden, is_error=not _is_foreign(path))
 
     def _text(self, text: str, hidden: Sequence[str], *, is_error: bool) -> str:
         was_cut = len(text) >= MESSAGE_MOST
@@ -318,7 +323,32 @@ def _without_texts(path: Path, value: Any) -> Any:
 
 def _is_name(path: Path) -> bool:
     """Whether a name from code stands here, of which links are made. In arguments there is none."""
-    return bool(path) and path[-1] in _NAMES and path[0] not in _FOREIGN and path[:2] != _ANSWER
+    return bool(path) and (path[-1] in _NAMES or path[-2:] in _DRAWN) and not _is_foreign(path)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether what stands here is the application's: arguments, headers, a result, the answer of a step."""
+    return not _FOREIGN.isdisjoint(path)
+
+
+def _may_be_hidden(path: Path, value: Any) -> bool:
+    """Whether the page does without this value."""
+    if _is_foreign(path):
+        return value is not None
+    return bool(path) and isinstance(value, str | Mapping | list | tuple) and path[-2:] not in _DRAWN
+
+
+def _instead(path: Path, value: Any, shown: Any) -> Any:
+    """What stands in the place of a hidden value, for which `shown` is shown. A page keeps what it is built of."""
+    if _is_foreign(path):
+        return shown
+    if isinstance(value, str) and path[-2:] not in _DRAWN:
+        return shown if isinstance(shown, str) else HIDDEN if shown is None else str(shown)
+    if isinstance(value, Mapping):
+        return {key: _instead((*path, str(key)), each, HIDDEN) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_instead(path, each, HIDDEN) for each in value]
+    return value
 
 
 def _remember(value: Any, found: set[str]) -> None:

@@ -186,10 +186,11 @@ def took(seconds: float) -> str:
     return f"{round(seconds, 1):g} s" if seconds < 10 else lasting(seconds)
 
 
-def _arguments(args: Mapping[str, Any] | str) -> str:
-    """The arguments of a job on one line: `order_id=7, to="a@example.com"`. As a text they are hidden as a whole."""
-    if isinstance(args, str):
-        return args
+def _arguments(args: Any) -> str:
+    """The arguments of a job on one line: `order_id=7, to="a@example.com"`. If they are no object, they are hidden as a
+    whole: this is what is shown instead."""
+    if not isinstance(args, Mapping):
+        return args if isinstance(args, str) else _json_line(args)
     return ", ".join(f"{name}={_json_line(value)}" for name, value in args.items())
 
 

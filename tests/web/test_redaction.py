@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from dashboards import reading
+from dashboards import browsing, dashboard_of, reading
 
 import pgqueue
 from pgqueue.admin.error_groups import ErrorGroup
@@ -20,9 +20,11 @@ from pgqueue.jobs import outcomes
 from pgqueue.jobs.outcomes import problem
 from pgqueue.jobs.retry import RetryPolicy
 from pgqueue.testing import drain
+from pgqueue.web.access import ACTIONS
 from pgqueue.web.pages import lists
 from pgqueue.web.pages.jobs import ROOM, refused_filter
 from pgqueue.web.redaction import FOUND_MOST, HIDDEN, Redaction
+from pgqueue.web.routes import ROUTES
 
 DEFAULT = Redaction()
 HIDE_NUMBERS = Redaction((), lambda path, value: "hidden" if path[-1] == "number" else value)
@@ -552,3 +554,106 @@ async def test_causes_read_few_bytes_and_leave_out_the_largest(dsn: str, conn: p
             answer = await browser.get(path)
             assert answer.status_code == 200 and answer.text.count("A part of this page is missing") == 1, path
             assert HIDDEN in answer.text and "no 1<" not in answer.text
+
+
+# What a page is built of ---------------------------------------------------------------------------------------------
+
+QUERIES = {
+    "preview": "?action=retry&state=failed",
+    "jobs": "?state=failed",
+    "task": "?name=cards.charge",
+    "queue": "?name=mail",
+    "preview_flow": "?action=cancel",
+}
+"""What these pages are asked for; the others need nothing."""
+ASKED_BY_A_KEY = "limit_jobs"
+"""The page that is asked for by a limit, whose key may be hidden: then it is refused."""
+
+
+def _fails(path: tuple[str, ...], value: Any) -> Any:
+    raise ValueError
+
+
+@pytest.mark.second
+@pytest.mark.promise("F498")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"redact": ["*"]},
+        {"redact": (), "redact_with": lambda path, value: HIDDEN},
+        {"redact": (), "redact_with": lambda path, value: 7},
+        {"redact": (), "redact_with": lambda path, value: None},
+        {"redact": (), "redact_with": lambda path, value: [1, "two"]},
+        {"redact": (), "redact_with": _fails},
+    ],
+    ids=["all keys", "a text", "a number", "nothing", "a list", "failing"],
+)
+async def test_each_page_is_there_whatever_is_hidden(shop: str, options: dict[str, Any]) -> None:
+    flow = pgqueue.Flow("order 7")
+    step = pgqueue.remote("orders.step").using(queue="orders")
+    flow.add(step.new(n=2), after=[flow.add(step.new(n=1), name="paid")])
+    with psycopg.connect(shop) as conn:
+        made = flow.enqueue(conn).id
+        [(job, bulk)] = conn.execute(
+            "SELECT (SELECT max(id) FROM pgqueue.job_dead WHERE state = 'failed'), (SELECT max(id) FROM pgqueue.bulk)"
+        ).fetchall()
+    ids = {"job": job, "bulk": bulk, "flow": made, "preview_flow": made}
+    pages = [each for each in ROUTES if each.page and each.method == "GET" and each.name != ASKED_BY_A_KEY]
+    async with dashboard_of(shop, lambda visitor: ACTIONS, **options) as dashboard, browsing(dashboard) as browser:
+        for page in pages:
+            path = page.path.replace("{id}", str(ids.get(page.name))) + QUERIES.get(page.name, "")
+            for accept in ("text/html", "application/json"):
+                answer = await browser.get(path, headers={"accept": accept})
+                assert answer.status_code == 200, f"{path}: {answer.text[-1000:]}"
+    assert len(pages) > 20
+
+
+@pytest.mark.promise("F498")
+def test_of_its_own_values_a_page_hides_texts_alone() -> None:
+    at = datetime.now(UTC)
+    built = {"id": 7, "enqueued_at": at, "is_paused": True, "attempts": [{"number": 1}], "none": None}
+    texts = {"reason": "x", "task": "a.b", "attempts": [{"at": at, "message": "x"}], "why": {"n": 1, "text": "x"}}
+    everything = Redaction(("*",))
+    assert everything.shown(built) == built
+    assert everything.shown(texts) == {
+        "reason": HIDDEN,
+        "task": HIDDEN,
+        "attempts": [{"at": at, "message": HIDDEN}],
+        "why": {"n": 1, "text": HIDDEN},
+    }
+    whole = Redaction(("attempts",)).shown(texts)
+    assert whole == texts | {"attempts": [{"at": at, "message": HIDDEN}]}
+    drawn = {"figures": [{"name": "failed", "jobs": 3}], "durations": {"parts": [{"name": "whole"}]}}
+    assert everything.shown(drawn) == drawn
+
+
+@pytest.mark.promise("F498")
+@pytest.mark.parametrize("name", ["args", "headers", "result"])
+@pytest.mark.parametrize("above", [(), ("target",), ("steps",)])
+def test_of_the_applications_values_all_may_be_hidden(name: str, above: tuple[str, ...]) -> None:
+    def at(value: Any) -> Any:
+        for each in (name, *above):
+            value = {each: value}
+        return value
+
+    values = {"number": 1, "flag": True, "task": "a.b", "list": ["x"], "none": None}
+    hidden = {"number": HIDDEN, "flag": HIDDEN, "task": HIDDEN, "list": HIDDEN, "none": None}
+    assert Redaction(tuple(values)).shown(at(values)) == at(hidden)
+    assert Redaction(("*",)).shown(at(values)) == at(HIDDEN)
+    assert Redaction((), lambda path, value: 7 if path[-1] == name else value).shown(at(values)) == at(7)
+
+
+@pytest.mark.promise("F498")
+@pytest.mark.parametrize(("answer", "shown"), [(7, "7"), (None, HIDDEN), (["a"], "['a']"), ("b", "b")])
+def test_a_function_replaces_a_text_of_a_page_by_a_text(answer: Any, shown: str) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def function(path: tuple[str, ...], value: Any) -> Any:
+        asked.append(path)
+        return value if path == ("attempts",) or (isinstance(value, dict) and path[0] != "args") else answer
+
+    at = datetime.now(UTC)
+    item = {"id": 7, "reason": "x", "attempts": [{"at": at, "message": "x"}], "args": {"a": 1}}
+    redacted = Redaction((), function).shown(item)
+    assert redacted == {"id": 7, "reason": shown, "attempts": [{"at": at, "message": shown}], "args": answer}
+    assert asked == [("reason",), ("attempts",), ("attempts",), ("attempts", "message"), ("args",)]
