@@ -111,7 +111,8 @@ class Services:
         self._serve = serve
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         forks.end_loop_in_children(self._loop)
-        self.running = RunningJobs(slot_groups(state.settings.queues, state.settings.concurrency))
+        settings = state.settings
+        self.running = RunningJobs(slot_groups(settings.queues, settings.concurrency, settings.batch_most))
         self.capacity = Capacity(self)
         self.held_jobs = HeldJobs(self, self.capacity)
         self.blocked_loop = BlockedLoop(

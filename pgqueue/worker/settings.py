@@ -22,6 +22,9 @@ N = TypeVar("N", int, float)
 BEATS = 3.0
 """Heartbeats in a lease."""
 POLL_LEAST, LEASE_LEAST = 0.01, 1.0  # seconds
+BATCH_MOST, SHARED_BATCH_MOST = 2_000, 250
+"""Jobs that a worker takes or completes in one step of the loop, at most. Where other workers share the loop, they wait
+for that step: 2,000 jobs that do nothing took 6 ms."""
 FAIL_UNKNOWN_MOST = 100 * 366 * 86_400.0  # seconds: a database knows no time much further back
 
 
@@ -43,6 +46,8 @@ class Settings:
     fail_unknown: float
     idle: float = 0.0
     """How far apart the statements of an idle worker are at least; 0: as far as they are by themselves."""
+    batch_most: int = BATCH_MOST
+    """Jobs that are brought here beyond those that run, or completed, in one step of the loop at most."""
 
     @property
     def handler_connections(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from pgqueue.client.tasks import Task
@@ -15,7 +16,7 @@ from pgqueue.database.sessions import Link
 from pgqueue.jobs.job import Job
 from pgqueue.worker.claims import Claims
 from pgqueue.worker.pace import Pace
-from pgqueue.worker.settings import Settings
+from pgqueue.worker.settings import SHARED_BATCH_MOST, Settings
 
 Phase = Literal["starting", "running", "quiet", "stopped"]
 
@@ -51,6 +52,10 @@ class WorkerState:
         """What has become of this worker's duties, as the heartbeat tells it: `Duties.said`."""
         self.other_workers = 0
         """How many other workers are alive, as the last heartbeat saw."""
+
+    def share_loop(self) -> None:
+        """Other workers live on this worker's loop: what it does in one step is less. Before the services are made."""
+        self.settings = replace(self.settings, batch_most=SHARED_BATCH_MOST)
 
     @property
     def live_workers(self) -> int:

@@ -29,6 +29,7 @@ from pgqueue.database.identity import DatabaseIdentity
 from pgqueue.database.sessions import Silent
 from pgqueue.databases import Database, current, named
 from pgqueue.pytest_plugin import Databases
+from pgqueue.worker.settings import BATCH_MOST, SHARED_BATCH_MOST
 
 SHOP = """
 import asyncio, logging, pathlib, threading
@@ -141,6 +142,13 @@ def test_two_databases_with_one_number_do_not_start(dsn: str, app: Path, pgqueue
         done = pgqueue("work", "shop", cwd=app, PGQUEUE_DATABASES=f"a={dsn}\n b={twin}")
     assert done.returncode == 2
     assert "databases 'a' and 'b' have one number, 0" in done.stderr and "--number" in done.stderr
+
+
+@pytest.mark.promise("F499")
+def test_workers_that_share_a_loop_do_less_in_one_step() -> None:
+    own = many_workers.Own(Database("a", "postgresql:///a"), lambda: library.Worker(tasks=[]))
+    assert own.worker.settings.batch_most == SHARED_BATCH_MOST < BATCH_MOST
+    assert library.Worker(dsn="postgresql:///a", tasks=[]).settings.batch_most == BATCH_MOST
 
 
 @pytest.mark.promise("F396")
@@ -418,6 +426,9 @@ class Told:
     def __init__(self, failure: Exception | None = None, *, hangs: bool = False, noted: bool = False) -> None:
         self.failure, self.hangs, self.noted = failure, hangs, noted
         self.stopping, self.stopped = asyncio.Event(), asyncio.Event()
+        self.state = self
+
+    def share_loop(self) -> None: ...
 
     async def start(self) -> None: ...
 

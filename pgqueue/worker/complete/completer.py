@@ -71,7 +71,6 @@ from pgqueue.worker.state import WorkerState
 
 log = logging.getLogger("pgqueue")
 
-FLUSH_MOST = 2_000
 # The end of a transactional job may be reported this late, if nothing waits for it.
 CALM_SECONDS = 0.005
 LOCKED_PAUSE = 0.05
@@ -144,7 +143,7 @@ class Completer:
         """How many of them may still fail before the others rest, too."""
         self._trap_notice = Notice("has run, but cannot end", seconds=TRAPPED_LOG_SECONDS)
         self._cannot_end_at = 0.0
-        self._most = FLUSH_MOST
+        self._most = state.settings.batch_most
         self._unsure: set[int] = set()
         self._ids = {state.id}
         """The worker ids under which outcomes were sent. A worker that was taken for dead comes back under a new id."""
@@ -199,7 +198,8 @@ class Completer:
             self._wake.clear()
             self._signalled = self._calm = False  # before the look: an outcome that comes later gives a signal
             waiting = self._waiting
-            self._in_flight = self._locked + [waiting.popleft() for _ in range(min(len(waiting), FLUSH_MOST))]
+            many = min(len(waiting), self._state.settings.batch_most)
+            self._in_flight = self._locked + [waiting.popleft() for _ in range(many)]
             self._locked = []
             if self._leaves_out is not None:
                 self._left_out += [each for each in self._in_flight if each[1] is self._leaves_out]
@@ -331,7 +331,7 @@ class Completer:
             return False
         if answers is None:
             return False
-        self._most = min(FLUSH_MOST, 2 * self._most)
+        self._most = min(self._state.settings.batch_most, 2 * self._most)
         self._trapped.difference_update([job for job, _ in batch])
         left: list[Job] = []
         for (_, group), answer in zip(endings, answers[: len(endings)], strict=True):

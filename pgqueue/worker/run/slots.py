@@ -18,7 +18,7 @@ from pgqueue.jobs.job import Job
 
 # How much work waits here beyond what runs, so that a fetch is answered before the executor is idle.
 PREFETCH_SECONDS = 0.05
-PREFETCH_MOST = 2000
+PREFETCH_MOST = 2_000
 # The longest chain behind a job with a lock.
 BEHIND_MOST = 7
 
@@ -51,9 +51,11 @@ class SlotGroup:
     Read and changed from the loop and from threads; `_lock` guards the few lines where that matters.
     """
 
-    def __init__(self, queues: Iterable[str], slots: int) -> None:
+    def __init__(self, queues: Iterable[str], slots: int, most: int = PREFETCH_MOST) -> None:
         self.queues = tuple(sorted(queues))
         self.slots = slots
+        self.most = most
+        """How many jobs wait here beyond those that run, at most."""
         self.running = 0
         self.waiting: deque[Entry] = deque()
         self.prefetch = 0
@@ -195,12 +197,12 @@ class SlotGroup:
         mean = seconds / jobs
         wanted = 0.0 if mean >= PREFETCH_SECONDS else PREFETCH_SECONDS / max(mean, 1e-6)
         # Twice the number of jobs just worked off, at most: a few quick jobs say little about the next thousand.
-        self.prefetch = min(int(self.slots * wanted), 2 * jobs, PREFETCH_MOST)
+        self.prefetch = min(int(self.slots * wanted), 2 * jobs, self.most)
         self.behind = min(int(wanted), 2 * jobs, BEHIND_MOST)
 
 
-def slot_groups(queues: Mapping[str, int | None], concurrency: int) -> list[SlotGroup]:
-    """The common slots, and a group for each queue that has slots of its own."""
+def slot_groups(queues: Mapping[str, int | None], concurrency: int, most: int = PREFETCH_MOST) -> list[SlotGroup]:
+    """The common slots, and a group for each queue that has slots of its own; `most` of each is that of `SlotGroup`."""
     common = [name for name, slots in queues.items() if slots is None]
-    own = [SlotGroup([name], slots) for name, slots in queues.items() if slots is not None]
-    return [*([SlotGroup(common, concurrency)] if common else []), *own]
+    own = [SlotGroup([name], slots, most) for name, slots in queues.items() if slots is not None]
+    return [*([SlotGroup(common, concurrency, most)] if common else []), *own]

@@ -37,8 +37,8 @@ from pgqueue.jobs.outcomes import (
 )
 from pgqueue.testing import Clock
 from pgqueue.worker.complete import completer
-from pgqueue.worker.complete.completer import FLUSH_MOST
 from pgqueue.worker.complete.outcome_sql import UNLOCKED_LEAST, Ended
+from pgqueue.worker.settings import BATCH_MOST, SHARED_BATCH_MOST
 
 BROKEN = Problem("failed", "ValueError", "no", "Traceback …")
 INTERRUPTED = interrupted("its worker stopped")
@@ -533,7 +533,7 @@ async def test_a_job_given_away_while_its_completion_was_cut_off_is_counted_too(
 
 
 async def test_outcomes_come_from_threads_and_the_loop_at_once_and_in_large_batches(desk: Desk, eyes: Eyes) -> None:
-    jobs = await desk.jobs(2 * FLUSH_MOST + 500)
+    jobs = await desk.jobs(2 * BATCH_MOST + 500)
     half = len(jobs) // 2
 
     def from_thread() -> None:
@@ -548,6 +548,18 @@ async def test_outcomes_come_from_threads_and_the_loop_at_once_and_in_large_batc
     await asyncio.wait_for(desk.completer.flushed(), 30)
     assert sorted(desk.written) == [job.id for job in jobs]
     assert eyes.states() == {"completed": len(jobs)}
+
+
+@pytest.mark.promise("F499")
+async def test_a_completer_whose_loop_is_shared_sends_less_at_once(desk: Desk) -> None:
+    """What is written with one message is also made and noted in one step of the loop."""
+    desk.taker.state.share_loop()
+    jobs, messages = await desk.jobs(10 * SHARED_BATCH_MOST), desk.messages
+    for job in jobs:
+        desk.completer.finish(job, COMPLETED)
+    await asyncio.wait_for(desk.completer.flushed(), 30)
+    assert sorted(desk.written) == [job.id for job in jobs]
+    assert desk.messages - messages >= 10
 
 
 async def test_a_single_outcome_from_a_thread_wakes_the_completer(desk: Desk) -> None:

@@ -81,6 +81,16 @@ def test_the_prefetch_is_fifty_milliseconds_of_work(slots: int, jobs: int, secon
     assert PREFETCH_SECONDS == 0.05
 
 
+def test_the_prefetch_is_at_most_what_may_be_done_in_one_step() -> None:
+    for group in slot_groups({"a": None, "mail": 5}, 1000, 250):
+        group.running = 90_000
+        for _ in range(90_000):
+            group.note(1e-9)
+            group.end()
+        group.adapt()
+        assert group.prefetch == 250
+
+
 def test_of_jobs_left_since_the_last_look_as_many_stay_as_have_started_since() -> None:
     group = SlotGroup(["a"], 4)
     group.running, group.prefetch = 100, 25
