@@ -7,7 +7,6 @@ another user, and to hide directories in which our own Python may lie.
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.error import URLError
 
-import psutil
 import psycopg
 import pytest
 from commands import pgqueue as command
@@ -53,10 +51,11 @@ def install(systemctl: ServiceManager, name: str, directory: Path, environ: dict
     (directory / "shop" / "tasks.py").write_text(TASKS)
     (directory / "env").write_text("".join(f'{key}="{value}"\n' for key, value in environ.items()))
     text = NOT_OURS.sub("", (DEPLOY / name).read_text())
-    paths = {"/srv/shop/.venv/bin/pgqueue": PROGRAM, "/etc/pgqueue.env": str(directory / "env"), **others}
-    for old, new in {**paths, "=/srv/shop\n": f"={directory}\n"}.items():
+    paths = {"/srv/shop/.venv/bin/pgqueue": PROGRAM, "/srv/shop\n": f"{directory}\n", **others}
+    for old, new in paths.items():
         assert old in text, f"{name} does not name {old}"
         text = text.replace(old, new.replace("%", "%%"))
+    text = re.sub("(?<=EnvironmentFile=).*", str(directory / "env"), text)
     (systemctl.units / name).write_text(text)
     systemctl("daemon-reload")
 
@@ -72,6 +71,30 @@ def test_the_unit_of_the_workers_is_what_the_command_prints() -> None:
     assert all(line.startswith("#") for line in head.splitlines())
 
 
+@pytest.mark.promise("S21")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--user", ""),
+        ("--user", "shop\nExecStartPre=/bin/sh"),
+        ("--user", "two words"),
+        ("--directory", "/srv\nExecStartPre=/bin/sh"),
+        ("--environment-file", "/etc/x\nExecStartPre=/bin/sh"),
+        ("--version-tag", "1\nExecStartPre=/bin/sh"),
+    ],
+)
+def test_no_word_becomes_a_line_of_the_unit(words: tuple[str, str]) -> None:
+    """An empty name would be no line at all: the workers would run as root."""
+    done = command("systemd", "shop.tasks", *words)
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout
+
+
+@pytest.mark.promise("S21")
+def test_a_specifier_of_systemd_is_none_in_a_path() -> None:
+    done = command("systemd", "shop.tasks", "--directory", "/srv/%i", "--environment-file", "/etc/%H")
+    assert "\nWorkingDirectory=/srv/%%i\n" in done.stdout and "\nEnvironmentFile=/etc/%%H\n" in done.stdout
+
+
 @pytest.mark.second
 @pytest.mark.promise("S21")
 def test_systemd_starts_reloads_replaces_and_stops_the_workers(
@@ -80,11 +103,8 @@ def test_systemd_starts_reloads_replaces_and_stops_the_workers(
     name = "pgqueue-work.service"
     install(systemctl, name, tmp_path, {"PGQUEUE_DSN": dsn})
 
-    def main() -> int:
-        return int(systemctl.shows(name, "MainPID"))
-
     def works() -> set[int]:
-        return {child.pid for child in psutil.Process(main()).children()}
+        return {child.pid for child in systemctl.main(name).children()}
 
     systemctl("start", name)  # answers when all processes work
     assert systemctl.shows(name, "ActiveState") == "active"
@@ -93,16 +113,16 @@ def test_systemd_starts_reloads_replaces_and_stops_the_workers(
         pgqueue.enqueue(conn, "quick")
     wait_until(eyes.done(1))
 
-    first, supervisor = works(), main()
+    first, supervisor = works(), systemctl.main(name)
     assert len(first) == 4
     systemctl("reload", name)
     wait_until(gone(first))
-    assert len(works()) == 4 and main() == supervisor and systemctl.shows(name, "NRestarts") == "0"
+    assert len(works()) == 4 and systemctl.main(name) == supervisor and systemctl.shows(name, "NRestarts") == "0"
 
     old = works()
-    psutil.Process(supervisor).send_signal(signal.SIGKILL)
+    supervisor.kill()
     wait_until(lambda: systemctl.shows(name, "NRestarts") == "1" and systemctl.shows(name, "ActiveState") == "active")
-    assert main() != supervisor and not old & works()
+    assert systemctl.main(name) != supervisor and not old & works()
 
     last = works()
     systemctl("stop", name)  # answers when it has ended
@@ -118,7 +138,7 @@ def test_systemd_runs_a_relay(systemctl: ServiceManager, tmp_path: Path, app_dsn
     with psycopg.connect(app_dsn) as app:
         pgqueue.enqueue(pgqueue.Outbox(app), "quick")
     wait_until(lambda: eyes.all("SELECT task FROM pgqueue.job") == [("quick",)])
-    psutil.Process(int(systemctl.shows(name, "MainPID"))).send_signal(signal.SIGKILL)
+    systemctl.main(name).kill()
     wait_until(lambda: systemctl.shows(name, "NRestarts") == "1")
     with psycopg.connect(app_dsn) as app:
         pgqueue.enqueue(pgqueue.Outbox(app), "quick")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 """
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # After the grace the supervisor needs time to kill what is left and to remove its row; this is a little more.
 MORE_SECONDS = 35.0
 
@@ -69,6 +71,11 @@ def command(
       pgqueue systemd shop.tasks --processes 4 --user shop > shop.service
       pgqueue systemd shop.tasks --processes 4 --memory-limit 500M --grace 60s
     """
+    if user is not None and USER.fullmatch(user) is None:
+        raise click.BadParameter(f"{user!r} is no name of a user", ctx, param_hint="--user")
+    directory = str(Path.cwd()) if directory is None else directory
+    if broken := [word for word in (*arguments, directory, environment_file) if not word.isprintable()]:
+        raise click.UsageError(f"{broken[0]!r} has a character that a unit cannot hold")
     if "dsn" in given(ctx):
         raise click.UsageError("a unit file is no place for a DSN: write PGQUEUE_DSN into the environment file")
     schema = ["--schema", given(ctx)["schema"]] if "schema" in given(ctx) else []
@@ -77,10 +84,10 @@ def command(
     words = [program, "work", *arguments, *processes, "--grace", f"{grace:g}s", *schema]
     modules = [word for word in arguments[: next((i for i, w in enumerate(arguments) if w[:1] == "-"), len(arguments))]]
     unit = UNIT.format(
-        modules=", ".join(modules),
-        account=f"User={user}\n" if user else "",
-        environment=environment_file,
-        directory=directory or Path.cwd(),
+        modules=", ".join(modules).replace("%", "%%"),
+        account="" if user is None else f"User={user}\n",
+        environment=environment_file.replace("%", "%%"),
+        directory=directory.replace("%", "%%"),
         command=shlex.join(words).replace("%", "%%").replace("$", "$$"),
         stop=grace + MORE_SECONDS,
     )
