@@ -42,7 +42,7 @@ from pgqueue.web.gate import COOKIE, Actor, Auth, Gate, Open, cookie_settings
 from pgqueue.web.live import POLL, way_of
 from pgqueue.web.pages import databases as page_of_all
 from pgqueue.web.pages.changes import NOTICES
-from pgqueue.web.pages.page import Asked, Page, plain
+from pgqueue.web.pages.page import DEPTH_MOST, Asked, Page, plain
 from pgqueue.web.problems import Problem, problem_of
 from pgqueue.web.redaction import DEFAULT_PATTERNS, Function, Redaction
 from pgqueue.web.routes import Route
@@ -168,7 +168,7 @@ class Dashboard:
         if page.problem is not None and visit.json:
             return self._problem(visit, page.problem)
         items = page.items if page.items_are_shown else [self._redaction.shown(item) for item in page.items]
-        more = self._redaction.shown(plain(page.more))
+        more = self._redaction.shown(plain(page.more, 2 * DEPTH_MOST))  # it has rows that were read to that depth
         if visit.json:
             return rendering.as_json({"items": items} | more)
         data = self._common(visit) | dict(page.view) | more | {"items": items}

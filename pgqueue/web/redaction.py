@@ -20,7 +20,8 @@ What is hidden:
 
 What is never hidden, so that no pattern and no function breaks a page: what the page itself is built of. These are
 its times, numbers and flags, and the words of `_DRAWN`. If a list or an object of the page is hidden as a whole, it
-keeps its shape, and all texts in it are hidden. Arguments, headers, results and answers are hidden whole.
+keeps its shape, and all texts in it are hidden. Arguments, headers, results and answers are hidden whole. So is the
+progress of a job: its numbers are the handler's.
 
 A key stands in several places: in its job (`rate_key`), as what the job waits for (`key`), on the pages of locks and of
 limits. Each of them shows it as the job does (`key`, `awaited`), and then asks for its own path.
@@ -181,10 +182,10 @@ class Redaction:
     def _walk(self, path: Path, value: Any, found: set[str]) -> Any:
         """The value without what its keys hide; `found` gets the hidden texts and numbers."""
         if self.function is not None and _may_be_hidden(path, value):
-            replaced = self._asked(path, value)
-            if replaced is not value and replaced != value:
+            shown = self._asked(path, value)
+            if shown is not value:
                 _remember(value, found)
-                return _instead(path, value, replaced)
+                return _instead(path, value, shown)
         if type(value) in LEAVES:
             return value
         if isinstance(value, Mapping):
@@ -194,15 +195,19 @@ class Redaction:
         return value
 
     def _of_key(self, path: Path, value: Any, found: set[str]) -> Any:
-        if self._fits(path[-1]) and _may_be_hidden(path, value):
+        if value is not None and self._fits(path[-1]) and _may_be_hidden(path, value):
             _remember(value, found)
             return _instead(path, value, HIDDEN)
         return value if self.function is None and type(value) in LEAVES else self._walk(path, value, found)
 
     def _asked(self, path: Path, value: Any) -> Any:
+        """What the function shows instead of this value, as JSON has it; the value itself if it may be shown."""
         assert self.function is not None
         try:
-            return self.function(path, value)
+            shown = self.function(path, value)
+            if shown is value or shown == value:
+                return value
+            return shown if isinstance(shown, str) else json.loads(json.dumps(shown, default=str, allow_nan=False))
         except Exception:
             log.exception("the function of redact has failed at %s; the value is hidden", plain(".".join(path))[:200])
             return HIDDEN
@@ -214,7 +219,7 @@ class Redaction:
             return [self._texts(path, each, hidden) for each in value]
         if not isinstance(value, str) or _is_name(path):
             return value
-        return self._text(value, hidden, is_error=not _is_foreign(path))
+        return self._text(value, hidden, is_error=not path or path[0] not in _FOREIGN)
 
     def _text(self, text: str, hidden: Sequence[str], *, is_error: bool) -> str:
         was_cut = len(text) >= MESSAGE_MOST
@@ -334,7 +339,7 @@ def _is_foreign(path: Path) -> bool:
 def _may_be_hidden(path: Path, value: Any) -> bool:
     """Whether the page does without this value."""
     if _is_foreign(path):
-        return value is not None
+        return True
     return bool(path) and isinstance(value, str | Mapping | list | tuple) and path[-2:] not in _DRAWN
 
 
@@ -342,12 +347,16 @@ def _instead(path: Path, value: Any, shown: Any) -> Any:
     """What stands in the place of a hidden value, for which `shown` is shown. A page keeps what it is built of."""
     if _is_foreign(path):
         return shown
+    if path[-1] == "progress" and isinstance(value, Mapping):  # the numbers in it are the handler's
+        return None
     if isinstance(value, str) and path[-2:] not in _DRAWN:
         return shown if isinstance(shown, str) else HIDDEN if shown is None else str(shown)
     if isinstance(value, Mapping):
-        return {key: _instead((*path, str(key)), each, HIDDEN) for key, each in value.items()}
+        fields = shown if isinstance(shown, Mapping) else {}
+        return {key: _instead((*path, str(key)), each, fields.get(key, HIDDEN)) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_instead(path, each, HIDDEN) for each in value]
+        others = shown if isinstance(shown, list) and len(shown) == len(value) else [HIDDEN] * len(value)
+        return [_instead(path, each, other) for each, other in zip(value, others, strict=True)]
     return value
 
 

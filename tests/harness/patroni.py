@@ -149,7 +149,7 @@ class Patroni:
             file = self.directory / "haproxy.cfg"
             file.write_text(HAPROXY.format(port=self._proxy) + "\n".join(lines) + "\n")
             self._ends.callback(_end, self._start("haproxy", "-db", "-f", str(file)))
-            wait_until(self.whole, 90)
+            wait_until(lambda: self.whole() and self._leads(), 90)
         except BaseException:
             self.__exit__()
             raise
@@ -190,6 +190,12 @@ class Patroni:
         with suppress(psycopg.OperationalError), psycopg.connect(leader.dsn, autocommit=True) as conn:
             states = [state for (state,) in conn.execute("SELECT sync_state FROM pg_stat_replication")]
             return synchronous in states and len(states) == len(self.nodes) - 1
+        return False
+
+    def _leads(self) -> bool:
+        """Whether haproxy has found the primary."""
+        with suppress(psycopg.OperationalError), psycopg.connect(self.proxy) as conn:
+            return conn.execute("SELECT pg_is_in_recovery()").fetchone() == (False,)
         return False
 
     def switch_over(self) -> None:

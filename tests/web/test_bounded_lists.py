@@ -105,6 +105,15 @@ LISTS = {
         1_000,
         ("workers",),
     ),
+    "workers of a queue": List(
+        "INSERT INTO pgqueue.worker (host, pid, version_tag, queues, tasks, concurrency, lease) "
+        "SELECT 'h' || n, 1, 'v', '{q}', '{}', 1, '1 hour' FROM generate_series(1, %s) AS n",
+        "/queue?name=q",
+        "workers_cut_at",
+        1_000,
+        ("status",),
+        in_item=True,
+    ),
     "supervisors": List(
         "INSERT INTO pgqueue.supervisor (host, pid, size, state) "
         "SELECT 'h' || n, 1, 1, 'running' FROM generate_series(1, %s) AS n",

@@ -70,6 +70,28 @@ def test_a_graph_fits_phone_and_desk_in_both_themes(operator: Tab, flow: int) ->
     operator.clean()
 
 
+def test_an_edge_of_the_graph_is_dark_where_the_graph_goes_on(operator: Tab, flow: int) -> None:
+    """Naive is a box that just ends: on a telephone nothing says that there is more of the flow."""
+    page = operator.page
+    page.set_viewport_size({"width": 390, "height": HEIGHT})
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        operator.go(f"/flows/{flow}")
+        graph = page.get_by_role("region", name="Graph")
+        box = graph.bounding_box()
+        assert box is not None
+
+        def edge(left: float, y: float = box["y"]) -> bytes:
+            return page.screenshot(clip={"x": left, "y": y, "width": 8, "height": 1})
+
+        left, right = box["x"], box["x"] + box["width"] - 8
+        plain = edge(left)
+        assert edge(right) != plain, "the graph goes on at the right"
+        graph.evaluate("e => { e.scrollLeft = e.scrollWidth }")
+        assert edge(right) == plain != edge(left), "here it ends, and goes on at the left"
+    operator.clean()
+
+
 def test_each_node_is_reached_by_keyboard_and_named(operator: Tab, flow: int) -> None:
     page = operator.page
     page.set_viewport_size({"width": 390, "height": HEIGHT})

@@ -641,6 +641,55 @@ def test_of_the_applications_values_all_may_be_hidden(name: str, above: tuple[st
     assert Redaction(tuple(values)).shown(at(values)) == at(hidden)
     assert Redaction(("*",)).shown(at(values)) == at(HIDDEN)
     assert Redaction((), lambda path, value: 7 if path[-1] == name else value).shown(at(values)) == at(7)
+    known = Redaction((), lambda path, value: "hidden" if path[-1] == "none" else value)
+    assert known.shown(at(values)) == at(values | {"none": "hidden"}), "whether it is null is a secret, too"
+    assert known.shown({"target": {name: None}}) == {"target": {name: None}}
+
+
+@pytest.mark.promise("F498")
+def test_a_function_may_change_a_part_of_a_list_or_an_object_of_a_page() -> None:
+    at = datetime.now(UTC)
+    attempts = [{"at": at, "number": 1, "message": "x", "outcome": "failed"}, {"at": at, "number": 2, "message": "y"}]
+
+    def masked(path: tuple[str, ...], value: Any) -> Any:
+        return {**value, "message": "masked", "number": "none"} if path == ("attempts",) and "at" in value else value
+
+    shown = Redaction((), masked).shown({"attempts": attempts})
+    assert shown == {"attempts": [each | {"message": "masked"} for each in attempts]}
+    fewer = Redaction((), lambda path, value: value[:1] if path == ("attempts",) and len(value) == 2 else value)
+    assert [each["message"] for each in fewer.shown({"attempts": attempts})["attempts"]] == [HIDDEN, HIDDEN]
+
+
+class Odd:
+    """An answer that cannot be compared, and has no JSON."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __hash__(self) -> int:
+        return 7
+
+
+@pytest.mark.promise("F498")
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), [float("nan")], Odd()], ids=repr)
+def test_what_has_no_json_is_hidden(answer: Any) -> None:
+    made = Redaction((), lambda path, value: answer if path == ("args", "a") else value)
+    assert made.shown({"args": {"a": 1, "b": 2}}) == {"args": {"a": HIDDEN, "b": 2}}
+
+
+@pytest.mark.promise("F498")
+def test_the_progress_of_a_job_is_hidden_whole() -> None:
+    """Its numbers are the handler's."""
+    item = {"id": 7, "progress": {"done": 1234567.0, "total": 9.0, "updated_at": datetime.now(UTC)}}
+    assert Redaction(("progress",)).shown(item) == {"id": 7, "progress": None}
+    hiding = Redaction((), lambda path, value: "-" if path == ("progress",) else value)
+    assert hiding.shown(item) == {"id": 7, "progress": None}
+
+
+@pytest.mark.promise("F138")
+def test_a_cut_text_in_the_answer_of_a_step_hides_the_end_of_a_hidden_value() -> None:
+    item = {"args": {"token": "abcdefghijklmnop"}, "steps": [{"name": "x", "result": "failed: …ijklmnop"}]}
+    assert Redaction(("*token*",)).shown(item)["steps"] == [{"name": "x", "result": f"failed: …{HIDDEN}"}]
 
 
 @pytest.mark.promise("F498")

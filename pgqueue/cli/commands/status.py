@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pgqueue.admin.bounded import cut_at
 from pgqueue.cli.database import connected, reading
 from pgqueue.cli.json_document import document
 from pgqueue.cli.options import as_json, database
 from pgqueue.cli.queue_table import counted, pauses, queue_table
-from pgqueue.cli.tables import fitting, short, span, table, width
+from pgqueue.cli.tables import cut_line, fitting, short, span, table, width
 from pgqueue.jobs.states import STATES
 from pgqueue.plain_text import plain, plural
 
@@ -91,7 +92,8 @@ def _now(as_json: bool) -> str:
             raise
         return document([{"outbox": alone}]) if as_json else "\n".join(_outbox(alone))
     if as_json:
-        return document([asdict(status) | {"undeclared": undeclared, "outbox": lag, "relays": relays, "held": held}])
+        others = {"undeclared": undeclared, "outbox": lag, "relays": relays, "held": held}
+        return document([asdict(status) | {"workers_cut_at": _cut_at(status)} | others])
     lines = [
         *(line for relay in relays for line in _relay(relay)),
         *map(_held, held),
@@ -182,6 +184,7 @@ def _screen(status: Status, undeclared: Sequence[Undeclared] | None) -> Iterator
     yield from _undeclared(undeclared)
     yield ""
     yield from _workers(status.workers)
+    yield from cut_line(_cut_at(status), "workers", "from the newest on")
 
 
 def _states(status: Status) -> list[str]:
@@ -235,6 +238,12 @@ def _undeclared(undeclared: Sequence[Undeclared] | None) -> Iterator[str]:
         yield f"UNDECLARED {each.kind} {plain(each.name)}: {jobs} for it, and no worker has declared it."
     if rest:
         yield f"… and {rest} more; `pgqueue limits` shows them"
+
+
+def _cut_at(status: Status) -> int | None:
+    from pgqueue.admin.workers import WORKERS_MOST as READ_MOST
+
+    return cut_at(status.workers, READ_MOST)
 
 
 def _workers(workers: Sequence[WorkerInfo]) -> Iterator[str]:

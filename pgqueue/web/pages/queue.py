@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pgqueue.admin.audit import AuditEntry, aaudit
+from pgqueue.admin.bounded import cut_at
 from pgqueue.admin.depth import QueueInfo, adepth
 from pgqueue.admin.history import HistoryRow, ahistory
 from pgqueue.admin.task_history import TaskHistory, TaskRow, atask_history
 from pgqueue.admin.versions import Version, aversions
-from pgqueue.admin.workers import WorkerNow, aworkers
+from pgqueue.admin.workers import WORKERS_MOST, WorkerNow, aworkers
 from pgqueue.web import charts
 from pgqueue.web.pages.history import ATTEMPTS, ENDED, RANGES, begin, change_mark, version_marks, waiting
 from pgqueue.web.pages.jobs import TABS
@@ -54,6 +55,7 @@ async def queue(asked: Asked) -> Page:
         "trend": trend([row for row in rows if row.at >= now - TREND]),
         "tasks": [_task(row) for row in ran.rows],
         "served_by": [_worker(each) for each in workers],
+        "workers_cut_at": cut_at(read.workers, WORKERS_MOST),
         "states": [{"state": state, "query": urlencode({"state": state, "queue": name})} for state in TABS],
     }
     return Page(

@@ -130,4 +130,5 @@ def _shown(job: JobInfo) -> Any:
     """The job as a page shows it, without secrets."""
     item = {each.name: getattr(job, each.name) for each in fields(job)}
     plain = {"progress": job.progress and str(job.progress), "attempts": [asdict(each) for each in job.attempts]}
+    plain["steps"] = [asdict(each) for each in job.steps]
     return _redaction.shown(item | plain)
