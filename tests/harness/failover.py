@@ -65,6 +65,9 @@ async def lock(key: int) -> None:
 KINDS = [pgqueue.remote(f"failover.{name}") for name in ("thread", "loop")]
 KINDS.append(pgqueue.remote("failover.lock").using(lock="one"))
 RATE, BACKLOG = 60.0, 1_500
+MEDIAN_SECONDS, WORST_SECONDS, FROZEN_SECONDS = 2.0, 5.0, 10.0
+"""So soon after the new primary accepts connections a job has started and an effect is committed: in the middle of the
+runs of a fault, in the worst of them, and if the old primary is frozen."""
 """Jobs a second, and how many are there at once in the moment before the fault."""
 ENDED = "SELECT count(*) FROM pgqueue.job WHERE state NOT IN ('completed', 'failed')"
 FAILED = "SELECT id, task FROM pgqueue.job WHERE state = 'failed'"
@@ -307,7 +310,13 @@ def main() -> int:
                 print(f"{fault}, {way}, run {number + 1}: {runs[-1]}", *runs[-1].why, sep="\n    ", flush=True)
             for name in ("started", "effect"):
                 times = [getattr(each, name) for each in runs]
-                print(f"{fault}, {way}: {name} median {statistics.median(times):.2f} s, worst {max(times):.2f} s")
+                middle, worst = statistics.median(times), max(times)
+                print(f"{fault}, {way}: {name} median {middle:.2f} s, worst {worst:.2f} s")
+                sound = (
+                    sound
+                    and middle < MEDIAN_SECONDS
+                    and worst < (FROZEN_SECONDS if fault == "frozen" else WORST_SECONDS)
+                )
             sound = sound and all(each.sound() for each in runs)
     return 0 if sound or asked.asynchronous else 1
 

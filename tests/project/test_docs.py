@@ -133,6 +133,32 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) < 150
 
 
+def test_the_readme_has_three_pictures_and_seven_promises() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert re.findall(r"^!\[.+\]\((.+)\)$", text, re.MULTILINE) == [
+        "docs/images/overview.png",
+        "docs/images/order.svg",
+        "bench/results/application.svg",
+    ]
+    promised = text.partition("## What is promised")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^- \*\*", promised, re.MULTILINE)) == 7
+
+
+def test_each_mark_of_a_source_is_used_listed_and_leads_somewhere() -> None:
+    """The page that says what other queues have: a cell without its source would be a claim."""
+    text = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
+    tables, _, rest = text.partition("## Sources")
+    listed, _, _ = rest.partition("\n[C1]: ")
+    leads = dict(re.findall(r"^\[([A-Z]\d+)\]: (https://\S+)$", text, re.MULTILINE))
+    mark = r"\[([A-Z]\d+)\]"
+    assert set(re.findall(mark, tables)) == set(re.findall(mark, listed)) == set(leads) != set()
+    assert re.search(r"on 20\d\d-\d\d-\d\d", listed), "it says when the sources were read"
+    queues = re.findall(r"^- \*\*(.+)\*\*:", listed, re.MULTILINE)
+    assert len(queues) == 10
+    for queue in queues:
+        assert len(re.findall(rf"^\| {queue} \|", tables, re.MULTILINE)) == 8, f"{queue} is in each table"
+
+
 def test_the_two_commands_of_the_first_screen_are_one_line_each_and_ci_runs_them() -> None:
     commands = [block.text for block in blocks(README) if block.elsewhere == ".ci/run"]
     found = [re.fullmatch(r"\$ (python3 -m venv .+)\n", command) for command in commands]

@@ -160,8 +160,11 @@ def test_migrate_enqueue_and_work_far_from_the_checkout(installed: Path, empty_d
 @pytest.mark.parametrize(
     ("version", "kind"),
     [
-        pytest.param("3.12", "wheel", marks=pytest.mark.long),
+        pytest.param("3.12", "wheel", marks=pytest.mark.second),
         pytest.param("3.13", "source", marks=pytest.mark.second),
+        pytest.param("3.11", "source", marks=pytest.mark.long),
+        pytest.param("3.12", "source", marks=pytest.mark.long),
+        pytest.param("3.13", "wheel", marks=pytest.mark.long),
     ],
 )
 def test_a_release_does_its_job_on_another_python(

@@ -57,6 +57,8 @@ def test_the_site_builds_without_a_warning_and_can_be_searched(copied: Path) -> 
     assert (site / "images" / "order.svg").is_file()
     assert "Not run here" not in (site / "dashboard.html").read_text(encoding="utf-8")
     assert (site / "search" / "search_index.json").stat().st_size > 100_000
+    night = (site / "night.html").read_text(encoding="utf-8")
+    assert {"default", "slate"} <= set(re.findall(r'data-md-color-scheme="(\w+)"', night)), "light and dark"
     taken = copied_from(site / "tutorial.html", "touch bank_is_open")
     assert [line for line in taken.splitlines() if line] == [
         "touch bank_is_open",

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from accounts import accounts
-from failover import run
+from failover import WORST_SECONDS, run
 from patroni import needs_patroni
 from servers import Server
 from standby import pair
@@ -167,4 +167,4 @@ def test_a_switchover_of_patroni_loses_nothing_and_spends_no_attempt() -> None:
     """By hand there are more faults and ways: `python -m tests.harness.failover`."""
     found = run("switchover")
     print(found)
-    assert found.sound(), found
+    assert found.sound() and found.started < WORST_SECONDS and found.effect < WORST_SECONDS, found
