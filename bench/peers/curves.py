@@ -113,7 +113,7 @@ def _start(stage: Stage, seconds: float) -> float:
 
 def _flow(stage: Stage, size: Size, processes: int) -> Values:
     """A flow of jobs for the time that the snapshot is held: rate and p50 in each part of it."""
-    seconds = size.seconds(HELD_SECONDS_FULL if size.full else HELD_SECONDS)
+    seconds = size.whole_seconds(HELD_SECONDS_FULL if size.full else HELD_SECONDS)
     rate = min([HELD_RATE, *(known / 2 for known in size.known("drain-1.jobs_s", "bulk.jobs_s"))])
     producer, probe = stage.client(), stage.client()
     stage.work(processes, starts=True)

@@ -8,21 +8,23 @@ A run may end before its plan does, because its minutes are over or because some
 4. The other rounds of the other peers. Beside a ratio of ten, a second sample says little.
 5. What takes long, of the other peers.
 
-With `--minutes`, every sample is made smaller by the same factor, so that all of them fit. The factor is never less
-than LEAST: below it the drain of the quickest peer is over in less than a second, and there are too few starts.
-What does not fit then is left out, the last in this order first. The record says which factor it was, and what was left
-out.
+With `--minutes`, every sample is made smaller by the same factor, so that parts 1 to SURE fit. Parts 4 and 5 take the
+time that is left. The factor is never less than LEAST: below it the drain of the quickest peer is over in less than a
+second, and there are too few starts. What does not fit then is left out, the last in this order first. The record says
+which factor it was, and what was left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from bench.peers.peer import OURS, Peer
 from bench.peers.scenarios import Scenario, applies
+from bench.peers.size import LEAST
 
-LEAST = 0.3
+SURE = 3
 NEAR = 1 / 15
 SPARE = 0.95  # of the minutes are planned
 LIMIT_SECONDS, LIMIT_FACTOR = 90.0, 4.0
@@ -35,6 +37,8 @@ class Step:
     scenario: Scenario
     peer: Peer
     turn: int
+    part: int
+    """Of the order at the head of this file."""
 
     def seconds(self, scale: float, *, full: bool) -> float:
         """How long it is likely to take, everything around it included."""
@@ -62,19 +66,19 @@ def steps(
     def near(peer: Peer) -> bool:
         return peer.size >= least
 
-    def part(step: Step) -> int:
-        if step.scenario.once:
-            return 3 if near(step.peer) else 5
-        return 1 if step.turn == 1 else 2 if near(step.peer) else 4
+    def part(scenario: Scenario, peer: Peer, turn: int) -> int:
+        if scenario.once:
+            return 3 if near(peer) else 5
+        return 1 if turn == 1 else 2 if near(peer) else 4
 
     found = [
-        Step(scenario, peer, turn)
+        Step(scenario, peer, turn, part(scenario, peer, turn))
         for scenario in wanted
         for turn in range(1, (1 if scenario.once and not full else rounds) + 1)
         for peer in (contenders if turn % 2 else contenders[::-1])
         if applies(scenario, peer) and (full or named or near(peer) or not scenario.near_only)
     ]
-    return sorted(found, key=part)
+    return sorted(found, key=attrgetter("part"))
 
 
 def seconds(these: Iterable[Step], scale: float, *, full: bool) -> float:
@@ -83,8 +87,9 @@ def seconds(these: Iterable[Step], scale: float, *, full: bool) -> float:
 
 
 def scale_for(these: list[Step], minutes: float, *, full: bool) -> float:
-    """The factor by which every sample is made smaller, so that all of them fit as far as they can."""
-    around, whole = seconds(these, 0.0, full=full), seconds(these, 1.0, full=full)
+    """The factor by which every sample is made smaller, so that the first parts fit as far as they can."""
+    first = [step for step in these if step.part <= SURE]
+    around, whole = seconds(first, 0.0, full=full), seconds(first, 1.0, full=full)
     if whole <= around:
         return 1.0
     return round(min(1.0, max(LEAST, (60.0 * minutes * SPARE - around) / (whole - around))), 2)

@@ -94,10 +94,9 @@ def filled(page: str, blocks: Mapping[str, str]) -> str:
 def _headline(found: Record | None) -> str:
     """Short: README.md has little room left."""
     if found is None:
-        return "Beside other job queues, and how to measure that: [docs/compare.md](docs/compare.md)."
+        return "There is no whole run of this version yet."
     rows = [row for name in LED_BY if (row := _row(found, name))]
-    said = "; ".join(f"{title}: {ours} beside {best}, {ratio} x" for title, ours, best, ratio in rows)
-    return f"Beside the best of other job queues: {said}. All of it: [docs/compare.md](docs/compare.md)."
+    return report.table(["measured", "pgqueue", "best other", "ratio"], rows)
 
 
 def _row(found: Record, name: str) -> list[str] | None:

@@ -220,9 +220,9 @@ SCENARIOS = {
             postgresql_only=True,
             near_only=True,
             curves=(_HELD_RATES, _HELD_STARTS),
-            around_s=15.0,
-            scaled_s=140.0,
-            full_s=620.0,
+            around_s=135.0,
+            scaled_s=20.0,
+            full_s=500.0,
         ),
         Scenario(
             "killed",
@@ -274,9 +274,9 @@ SCENARIOS = {
             once=True,
             postgresql_only=True,
             curves=(_HELD_RATES, _HELD_STARTS),
-            around_s=15.0,
-            scaled_s=150.0,
-            full_s=630.0,
+            around_s=135.0,
+            scaled_s=30.0,
+            full_s=510.0,
         ),
     )
 }

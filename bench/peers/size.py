@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 Values = dict[str, float]
 PATIENCE = 30.0  # seconds without any progress until a sample is given up
+LEAST = 0.3
+"""A run that has few minutes makes no sample smaller than this share. See plan.py."""
 START_RATE = 20.0
 """Jobs a second whose start is timed."""
 
@@ -25,6 +27,10 @@ class Size:
 
     def seconds(self, full: float, least: float = 0.5) -> float:
         return max(least, full * self.scale)
+
+    def whole_seconds(self, full: float) -> float:
+        """What is not made smaller for want of minutes: less of it would say something else."""
+        return full if self.scale >= LEAST else self.seconds(full)
 
     def known(self, *measures: str) -> list[float]:
         """Those of these medians that there are."""

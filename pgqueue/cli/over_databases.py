@@ -38,7 +38,15 @@ ALL = frozenset(
     }
 )
 """The commands that go over all databases; of a group only these."""
-BY_ID = {"jobs": "id", "why": "id", "cancel": "ids", "retry": "ids", "discard": "ids", "reschedule": "ids"}
+BY_ID = {
+    "jobs": "id",
+    "why": "id",
+    "stack": "id",
+    "cancel": "ids",
+    "retry": "ids",
+    "discard": "ids",
+    "reschedule": "ids",
+}
 """The commands that may be given ids of jobs, and the name of that argument."""
 ELSEWHERE = frozenset(("work", "web", "demo"))
 """Those that do something of their own with the databases, or nothing."""

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import psycopg
 import pytest
-from commands import pgqueue, working
+from commands import COMMAND, heard, pgqueue, working
 from loop_thread import LoopThread, pump
 from pgbouncers import free_port
 from psycopg.conninfo import conninfo_to_dict
+from relays import app_dsn as app_dsn
 from servers import Server
 from standby import pair
+from workers import Eyes, wait_until
 
+import pgqueue as library
 from pgqueue.cli.database import between_primaries
 from pgqueue.cli.worker_process import begin
 from pgqueue.config import configure
@@ -49,6 +54,44 @@ def test_a_worker_waits_for_the_promotion_of_a_standby(attributes: str, own_serv
             worker.says("ready")
             worker.signal(signal.SIGTERM)
             assert worker.ends() == 0, worker.output
+
+
+@pytest.mark.second
+@pytest.mark.parametrize("side", ["queue", "application"])
+def test_a_relay_waits_for_the_promotion_of_a_standby(
+    side: str, own_server: Server, app_dsn: str, dsn: str, eyes: Eyes
+) -> None:
+    """The only address of this side is that of a standby."""
+    assert own_server.cluster is not None
+    with pair(own_server.cluster, synchronous=False) as both:
+        of_queue = side == "queue"
+        migrations.migrate(both.dsn(), line=migrations.QUEUE if of_queue else migrations.OUTBOX)
+        source, target = (app_dsn, both.dsn("any")) if of_queue else (both.dsn("any"), dsn)
+        with psycopg.connect(app_dsn if of_queue else both.dsn()) as conn:
+            library.enqueue(library.Outbox(conn), "shop.mail")
+        both.caught_up()
+        both.crash()
+        command = [COMMAND, "relay", "--from", source, "--to", target]
+        with heard(partial(_started, command)) as relay:
+            relay.says("trying again")
+            both.promote()
+            if of_queue:
+                with psycopg.connect(both.dsn()) as conn:
+                    wait_until(lambda: delivered(conn), 60)
+            else:
+                wait_until(lambda: eyes.one("SELECT count(*) FROM pgqueue.job") == 1, 60)
+            relay.signal(signal.SIGTERM)
+            assert relay.ends() == 0, relay.output
+
+
+def _started(command: list[str], stderr: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stderr=stderr, text=True)
+
+
+def delivered(conn: psycopg.Connection[Any]) -> bool:
+    """Whether the job is there now."""
+    conn.rollback()
+    return conn.execute("SELECT count(*) FROM pgqueue.job").fetchone() == (1,)
 
 
 class Proxy:

@@ -48,6 +48,27 @@ def of_thread() -> None:
 async def of_loop() -> None:
     await asyncio.to_thread(noted)
 
+@pgqueue.task(name="inner")
+def inner() -> str:
+    with pgqueue.connect() as conn:
+        return conn.execute("SELECT current_database()").fetchone()[0]
+
+@pgqueue.task(name="asks_in_thread")
+def asks_in_thread() -> list[str]:
+    with pgqueue.connect() as conn:
+        handle = inner.enqueue(conn)
+    result = handle.result(timeout=60)
+    with pgqueue.connect() as conn:
+        return [result, handle.info(conn).state]
+
+@pgqueue.task(name="asks_on_loop")
+async def asks_on_loop() -> list[str]:
+    async with await pgqueue.aconnect() as conn:
+        handle = await inner.aenqueue(conn)
+    result = await handle.aresult(timeout=60)
+    async with await pgqueue.aconnect() as conn:
+        return [result, (await handle.ainfo(conn)).state]
+
 @pgqueue.task(name="threads")
 async def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
@@ -184,6 +205,20 @@ def test_a_schedule_names_a_database_or_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # Work ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.second
+@pytest.mark.promise("F396")
+def test_a_handle_in_a_handler_means_the_jobs_own_database(
+    dsn: str, other_dsn: str, eyes: Eyes, other_eyes: Eyes, app: Path
+) -> None:
+    with working("shop", *both(dsn, other_dsn), dsn=None, cwd=app) as worker:
+        ready(worker, "a", "b")
+        for address, looking in ((dsn, eyes), (other_dsn, other_eyes)):
+            ids = enqueue(address, "asks_in_thread", "asks_on_loop")
+            wait_until(looking.done(4))
+            results = looking.all("SELECT result FROM pgqueue.job WHERE id = ANY (%s)", ids)
+            assert results == [([conninfo_to_dict(address)["dbname"], "completed"],)] * 2
 
 
 @pytest.mark.second

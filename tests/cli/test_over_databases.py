@@ -66,8 +66,11 @@ def test_what_looks_goes_over_all_and_names_each(dsn: str, other_dsn: str, both:
         "bb",
     ]
     assert asked(both, "health").exit_code == 1
-    for command in ("queues", "tasks", "locks", "limits", "errors", "history", "workers", "schedules", "audit", "bulk"):
-        code, found = document(both, command)
+    for command in (
+        *("queues", "tasks", "locks", "limits", "errors", "history", "workers", "schedules", "audit", "bulk", "flows"),
+        *("schedules list", "bulk list"),
+    ):
+        code, found = document(both, *command.split())
         assert code == 0 and found["databases"].keys() == {"a", "bb"}, command
 
 
@@ -96,6 +99,11 @@ def test_an_id_finds_its_database(dsn: str, other_dsn: str, both: str) -> None:
         with psycopg.connect(each) as conn:
             assert library.get(conn, id).state == "cancelled"
     assert asked(both, "retry", str(ids[1])).exit_code == 0
+    assert asked(both, "reschedule", str(ids[1]), "--in", "1h").exit_code == 0
+    assert asked(both, "discard", str(ids[0])).exit_code == 0
+    with psycopg.connect(dsn) as here, psycopg.connect(other_dsn) as there:
+        assert library.find(here) == [] and library.get(there, ids[1]).state == "scheduled"
+    assert f"job {ids[1]}" in asked(both, "stack", str(ids[1])).output
     nowhere = asked(both, "jobs", str(5 << 43))
     assert (nowhere.exit_code, "number 4" in nowhere.stderr) == (1, True)
     away = asked(f"a={dsn} away={AWAY}", "cancel", str(ids[1]))
@@ -111,6 +119,8 @@ def test_a_change_without_an_id_is_for_one(dsn: str, other_dsn: str, both: str) 
         ["enqueue", "t"],
         ["cancel", "--task", "t", "--yes"],
         ["migrate", "--number", "3"],
+        ["jobs", "--after", "7"],
+        ["flows", "--before", "7"],
     ):
         refused = asked(both, *arguments)
         assert (refused.exit_code, "--only NAME, one of a, bb" in refused.stderr) == (2, True), arguments

@@ -32,6 +32,14 @@ WINGS = {
     "config": "The database",
     "errors": "Errors",
 }
+MADE_BY = {
+    "FlowHandle": "`Flow.enqueue`",
+    "Job": "a worker, for a handler",
+    "JobHandle": "an enqueue",
+    "Node": "`Flow.add`",
+    "Task": "`@pgqueue.task` and `pgqueue.remote`",
+}
+"""Classes that an application meets, and does not call; by what an object of them is made."""
 OTHER_VARIABLES = {
     "PGQUEUE_ACTOR": "by which name a command records what it changes. Default: the role of the database",
     "PGQUEUE_DATABASES": "several databases of one fleet, as `a=URL b=URL`: [growing.md](growing.md)",
@@ -55,6 +63,7 @@ TYPES = {
 _BULLET = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.+?)(?=^- |^$|\Z)", re.MULTILINE | re.DOTALL)
 _NAME_LINE = re.compile(r"^from pgqueue\.([\w.]+) import \w+ as (\w+)$", re.MULTILINE)
 _FIRST_ITEM = re.compile(r"(?<=:)\n- ")
+_CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -99,30 +108,45 @@ def _name(name: str, value: Any) -> Iterator[str]:
 def _class(name: str, value: type[Any]) -> Iterator[str]:
     if issubclass(value, BaseException):
         yield f"An exception: a `{value.__bases__[0].__name__}`.\n"
+    elif name in MADE_BY:
+        yield f"Made by {MADE_BY[name]}, never by a call of its class.\n"
     else:
         yield f"```text\n{name}{_signature(value)}\n```\n"
     said = vars(value).get("__doc__") or ""
     yield from _said("" if said.startswith(f"{name}(") else said)
-    rows = [(each, _first(member)) for each, member in sorted(vars(value).items()) if is_public(each, member)]
+    members = {each: member for each, member in sorted(vars(value).items()) if is_public(each, member)}
+    rows = [(f"`{each}`", _type(member), _first(member)) for each, member in members.items() if _is_value(member)]
     if rows:
-        yield "| | |\n|---|---|"
-        yield from (f"| `{each}` | {said} |" for each, said in rows)
-        yield ""
+        yield from _table((name, "type", "is"), rows)
+    for each, member in members.items():
+        if not _is_value(member):
+            method = _function(member)
+            yield f"#### {name}.{each}\n"
+            yield f"```text\n{each}{_signature(method, skips_first=not isinstance(member, staticmethod))}\n```\n"
+            yield from _said(method.__doc__)
 
 
 def is_public(name: str, member: Any) -> bool:
-    member = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-    return (
-        not name.startswith("_")
-        and (inspect.isfunction(member) or isinstance(member, property))
-        and bool(member.__doc__)
-    )
+    member = _function(member)
+    return not name.startswith("_") and (inspect.isfunction(member) or _is_value(member)) and bool(member.__doc__)
+
+
+def _function(member: Any) -> Any:
+    return member.__func__ if isinstance(member, classmethod | staticmethod) else member
+
+
+def _is_value(member: Any) -> bool:
+    return isinstance(member, property)
+
+
+def _type(member: property) -> str:
+    """What a property's annotation says."""
+    return f"`{inspect.signature(member.fget).return_annotation}`" if member.fget is not None else ""
 
 
 def _first(member: Any) -> str:
-    """The first paragraph of a method's docstring, in one cell of a table."""
-    member = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-    return " ".join(inspect.cleandoc(member.__doc__).split("\n\n", 1)[0].split()).replace("|", "\\|")
+    """The first paragraph of a property's docstring, in one cell of a table."""
+    return " ".join(inspect.cleandoc(member.__doc__).split("\n\n", 1)[0].split())
 
 
 def _twin_of(name: str) -> str | None:
@@ -133,23 +157,28 @@ def _twin_of(name: str) -> str | None:
     return None
 
 
-def _signature(value: Callable[..., Any]) -> str:
-    """The signature on one line if it is short, else a parameter a line."""
+def _signature(value: Callable[..., Any], *, skips_first: bool = False) -> str:
+    """The signature on one line if it is short, else a parameter a line; a method's without its object."""
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return "(…)"
     given = [
         each.replace(annotation=_Plain(each.annotation)) if isinstance(each.annotation, str) else each
-        for each in signature.parameters.values()
+        for each in list(signature.parameters.values())[skips_first:]
     ]
     answer = signature.return_annotation
     signature = inspect.Signature(given, return_annotation=_Plain(answer) if isinstance(answer, str) else answer)
-    line = _ADDRESS.sub("", str(signature))
+    line = _written(signature)
     if len(line) < 90 or not given:
         return line
     end = "" if answer is inspect.Signature.empty else f" -> {answer}"
-    return "(\n    " + ",\n    ".join(_ADDRESS.sub("", str(each)) for each in given) + f",\n){end}"
+    return "(\n    " + ",\n    ".join(map(_written, given)) + f",\n){end}"
+
+
+def _written(signature: object) -> str:
+    """As the code writes it: a class by its name, a default that is made for each object as an ellipsis."""
+    return _CLASS.sub(r"\1", _ADDRESS.sub("", str(signature))).replace("<factory>", "…")
 
 
 class _Plain(str):

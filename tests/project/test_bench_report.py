@@ -131,7 +131,7 @@ def test_a_page_without_a_full_run_has_no_figure_and_with_one_has_its_own() -> N
     assert full.startswith("a\n<!-- figures") and full.endswith("<!-- end of figures -->\nb\n")
     with pytest.raises(quotes.NoPlace, match="figures"):
         quotes.filled(page.partition("<!-- end")[0], quotes.texts(None))
-    assert "one worker process, jobs/s: 200 beside 100 (Alpha), 2 x" in quotes.texts(_record())["headline"]
+    assert "one worker process, jobs/s | 200 | 100 (Alpha) | 2 |" in quotes.texts(_record())["headline"]
 
 
 @pytest.mark.promise("F258")

@@ -304,6 +304,23 @@ def test_the_reference_has_every_public_name_and_every_command() -> None:
     assert [name for name in commands() if not any(line.startswith(f"## pgqueue {name}") for line in of_commands)] == []
 
 
+def test_the_reference_has_each_method_with_its_types() -> None:
+    """Naive is a table of names. An address, or a class as Python prints it, says nothing to a reader."""
+    text = reference.DOCS.joinpath("reference.md").read_text(encoding="utf-8")
+    methods = dict(re.findall(r"^#### ([A-Z]\w+\.\w+)\n\n```text\n(.+?)\n```", text, re.MULTILINE | re.DOTALL))
+    for name in (
+        "Job.step",
+        "Job.iterate",
+        "Job.complete",
+        "JobHandle.result",
+        "Flow.add",
+        "Task.enqueue",
+        "Worker.stop",
+    ):
+        assert "->" in methods[name] and not methods[name].startswith("self"), methods.get(name)
+    assert re.search(r" at 0x|<class|<factory|codec: ", text) is None
+
+
 def test_every_environment_variable_is_described() -> None:
     read = set(re.findall(r'"(PGQUEUE_[A-Z_]+)"', (PACKAGE / "config.py").read_text(encoding="utf-8")))
     assert [name for name in sorted(read) if f"`{name}`" not in prose(OPERATIONS)] == []
