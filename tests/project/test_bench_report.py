@@ -135,6 +135,15 @@ def test_a_page_without_a_full_run_has_no_figure_and_with_one_has_its_own() -> N
 
 
 @pytest.mark.promise("F258")
+def test_the_readme_leads_with_the_shape_of_an_application() -> None:
+    """A drain of jobs that do nothing says what the queue costs, not what an application gets."""
+    readme = (quotes.ROOT / "README.md").read_text(encoding="utf-8")
+    speed = readme.partition("## Speed")[2].partition("\n## ")[0]
+    places = [speed.find(text) for text in ("| Like an application", "| Drain of no-op jobs", "application.svg")]
+    assert -1 not in places and places == sorted(places)
+
+
+@pytest.mark.promise("F258")
 def test_only_a_whole_run_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, file = tmp_path / "page.md", tmp_path / "run.json"
     page.write_text("<!-- headline: python -m bench report --write -->\n<!-- end of headline -->\n", encoding="utf-8")
@@ -156,7 +165,7 @@ def test_only_a_whole_run_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found.write(file)
     done = CliRunner().invoke(write_report, [str(file), "--write"])
     assert done.exit_code == 0, done.output
-    assert "one worker process, jobs/s: 5 beside 5" in page.read_text(encoding="utf-8")
+    assert "one worker process, jobs/s | 5 | 5" in page.read_text(encoding="utf-8")
     assert {"peers.md", "peers.json", "drain-1.svg"} <= {path.name for path in (tmp_path / "results").iterdir()}
 
 
