@@ -38,8 +38,8 @@ def idle(run: Run) -> list[Figure]:
             follower, more = _statements(run, dsn), run.lab.connections(dsn) - 1
     memory = Goal(55, 45, at_most=True)
     return [
-        Figure("idle", "leader, statements", leader, "/s", Goal(3.0, at_most=True)),
-        Figure("idle", "not leading, statements", follower, "/s", Goal(1.0, at_most=True)),
+        Figure("idle", "leader, statements", leader, "/s", Goal(1.0, at_most=True)),
+        Figure("idle", "not leading, statements", follower, "/s", Goal(0.3, at_most=True)),
         Figure("idle", "connections, never worked", more, "", Goal(3, at_most=True)),
         Figure("idle", "connections, has worked and leads", connected, "", Goal(4, at_most=True)),
         Figure("idle", "RSS, never worked", fresh, "MiB", memory),

@@ -60,7 +60,8 @@ ERROR_MOST = 400
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What is done, and how often. `round` answers the seconds until the next round; None: once or twice `every`.
+    """What is done, and how often. `round` answers the seconds until the next round; None: once or twice `every`. The
+    right that each duty needs is the worker's own (`pgqueue grants --for work`).
 
     - `others`: a worker that does not lead does it after once or twice so many seconds. None: each worker does it for
       itself.

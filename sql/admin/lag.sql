@@ -4,7 +4,7 @@ SELECT coalesce(has_table_privilege(to_regclass('pgqueue.outbox'), 'SELECT')
     AND has_table_privilege(to_regclass('pgqueue.outbox_refused'), 'SELECT'), false)
 
 -- name: lag_relays_visible
--- Whether this role may read what relays have reported here; not, if its rights were granted before relays reported.
+-- Whether this role may read what relays have reported here; not, if its grants are older than the schema.
 SELECT has_table_privilege('pgqueue.relay_fence', 'SELECT')
 
 -- name: lag_relays

@@ -74,7 +74,8 @@ class Section:
     """One section of the page. Only commands that stand there are run, and at the end each of them was."""
 
     def __init__(self, symptom: Symptom, dsn: str) -> None:
-        self._commands = set(COMMAND.findall(SECTIONS[symptom]))
+        self._text = SECTIONS[symptom]
+        self._commands = set(COMMAND.findall(self._text))
         self._tried: set[str] = set()
         self._dsn = dsn
 
@@ -111,7 +112,7 @@ class Section:
         assert self._commands - self._tried == set(elsewhere)
 
     def _rows(self) -> list[str]:
-        return [row for text in SECTIONS.values() for row in text.splitlines() if row.startswith("| `")]
+        return [row for row in self._text.splitlines() if row.startswith("| `")]
 
     def _words(self, command: str, values: dict[str, Any]) -> list[str]:
         assert command in self._commands, f"{command} does not stand in this section"

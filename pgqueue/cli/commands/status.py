@@ -116,7 +116,7 @@ def _read() -> tuple[Status, list[Undeclared] | None, Lag | None, list[RelayLag]
         try:
             with conn.transaction():
                 return status, limits.undeclared(conn), outbox, relays, held
-        except psycopg.errors.InsufficientPrivilege:  # granted before there were limits
+        except psycopg.errors.InsufficientPrivilege:  # the role's grants are older than the schema
             return status, None, outbox, relays, held
 
 

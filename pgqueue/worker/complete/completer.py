@@ -385,7 +385,7 @@ class Completer:
         elif isinstance(error, psycopg.errors.InsufficientPrivilege):
             if not released or hides_rows(error):
                 raise error
-            # The role got its rights before there were unique keys. The batch is sent again without their removal.
+            # The role's grants are older than the schema. The batch is sent again without the removal of unique keys.
             self._tidies = False
             log.error("unique keys are not tidied up: this role needs its rights again, `pgqueue grants`")
         elif isinstance(error, psycopg.errors.UniqueViolation):
