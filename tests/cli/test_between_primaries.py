@@ -73,7 +73,7 @@ def test_a_relay_waits_for_the_promotion_of_a_standby(
         both.crash()
         command = [COMMAND, "relay", "--from", source, "--to", target]
         with heard(partial(_started, command)) as relay:
-            relay.says("trying again")
+            relay.says("the database is read only")
             both.promote()
             if of_queue:
                 with psycopg.connect(both.dsn()) as conn:

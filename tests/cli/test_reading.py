@@ -310,6 +310,7 @@ def test_status_of_an_empty_database_says_what_to_do(dsn: str) -> None:
 def test_status_as_json_has_everything(full: Conn, dsn: str) -> None:
     [status] = items(pgqueue("status", "--json", dsn=dsn))
     assert set(status) == {
+        "workers_cut_at",
         "relays",
         "held",
         "outbox",

@@ -144,6 +144,16 @@ def test_the_readme_leads_with_the_shape_of_an_application() -> None:
 
 
 @pytest.mark.promise("F258")
+def test_a_peer_whose_jobs_begin_before_their_enqueue_returns_is_not_the_best_other() -> None:
+    """Naive is the least time: a ratio to nothing says nothing."""
+    found = _record()
+    for turn in (1, 2, 3):
+        found.add("start", "alpha", turn, {"p50_ms": 3.0, "p95_ms": 3.0, "p99_ms": 3.0})
+        found.add("start", "beta", turn, {"p50_ms": 0.0, "p95_ms": 0.0, "p99_ms": 0.0})
+    assert "at rest, p50 ms | 1.5 | 3 (Alpha) | 0.5 |" in quotes.texts(found)["headline"]
+
+
+@pytest.mark.promise("F258")
 def test_only_a_whole_run_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, file = tmp_path / "page.md", tmp_path / "run.json"
     page.write_text("<!-- headline: python -m bench report --write -->\n<!-- end of headline -->\n", encoding="utf-8")

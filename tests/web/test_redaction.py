@@ -671,7 +671,9 @@ class Odd:
 
 
 @pytest.mark.promise("F498")
-@pytest.mark.parametrize("answer", [float("nan"), float("inf"), [float("nan")], Odd()], ids=repr)
+@pytest.mark.parametrize(
+    "answer", [float("nan"), float("inf"), [float("nan")], Odd()], ids=["nan", "inf", "list", "odd"]
+)
 def test_what_has_no_json_is_hidden(answer: Any) -> None:
     made = Redaction((), lambda path, value: answer if path == ("args", "a") else value)
     assert made.shown({"args": {"a": 1, "b": 2}}) == {"args": {"a": HIDDEN, "b": 2}}
