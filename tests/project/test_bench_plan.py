@@ -54,7 +54,7 @@ def test_samples_are_made_smaller_until_all_fit_but_not_below_the_least() -> Non
     assert plan.seconds(sure, hour, full=False) <= 60 * command.MINUTES, "without an option it takes an hour"
     assert {step.scenario.name for step in sure} == {scenario.name for scenario in wanted}
     assert plan.scale_for(found, 1_000.0, full=False) == 1.0
-    assert plan.scale_for(found, 1.0, full=False) == plan.LEAST
+    assert plan.scale_for(found, 1.0, full=False) == LEAST
 
 
 @pytest.mark.promise("F238")

@@ -16,6 +16,7 @@ from bench.peers.bars import BARS, Bar, judge
 from bench.peers.command import write_report
 from bench.peers.curves import DEPTHS
 from bench.peers.drain import WITH_START
+from bench.peers.install import ROOT
 from bench.peers.record import Record
 from bench.peers.scenarios import SCENARIOS
 
@@ -137,7 +138,7 @@ def test_a_page_without_a_full_run_has_no_figure_and_with_one_has_its_own() -> N
 @pytest.mark.promise("F258")
 def test_the_readme_leads_with_the_shape_of_an_application() -> None:
     """A drain of jobs that do nothing says what the queue costs, not what an application gets."""
-    readme = (quotes.ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     speed = readme.partition("## Speed")[2].partition("\n## ")[0]
     places = [speed.find(text) for text in ("| Like an application", "| Drain of no-op jobs", "application.svg")]
     assert -1 not in places and places == sorted(places)
