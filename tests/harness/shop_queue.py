@@ -82,7 +82,8 @@ FROM pgqueue.job_dead j, generate_series(1, 3) AS n WHERE j.state = 'failed';
 INSERT INTO pgqueue.error_group VALUES
     ('a1', 'default', 'cards.charge', 'CardDeclined', 'shop.bank.debit', 'the bank has declined the card',
     now() - interval '5 hours',
-     now() - interval '3 minutes', 27, ARRAY(SELECT id FROM pgqueue.job_dead ORDER BY id DESC LIMIT 5),
+     now() - interval '3 minutes', 27, ARRAY(SELECT id FROM pgqueue.job_dead
+    WHERE state = 'failed' ORDER BY finished_at DESC LIMIT 5),
     '2026.11.2'),
     ('b2', 'mail', 'mail.send_receipt', 'SMTPServerDisconnected', 'shop.mail.send',
     'Connection unexpectedly closed',

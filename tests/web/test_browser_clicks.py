@@ -89,6 +89,7 @@ def test_the_header_is_one_row_and_its_pages_are_a_menu(hand: Hand) -> None:
 def test_what_fails_is_seen_by_cause_and_is_one_click_away_by_job(hand: Hand) -> None:
     cause = hand.page.locator("tbody tr", has_text="cards.charge").first
     assert cause.get_by_text("CardDeclined").is_visible() and cause.get_by_text("ago").count() == 2
+    assert cause.get_by_text("the bank has declined the card").is_visible(), "the newest job of the cause says so"
     assert hand.clicks == 0
     hand.click(cause.get_by_role("link", name="CardDeclined", exact=True))
     assert hand.page.locator("tbody tr").count() == 9
