@@ -53,8 +53,21 @@ async def links(dsn: str, **options: Any) -> list[dict[str, str | None]]:
         ({"target": {"schedule": "nightly"}}, {"schedule nightly": "/schedules"}),
         ({"target": {"schedule": "s"}, "action": "schedules run", "jobs": [9]},
          {"schedule s": "/schedules", "job 9": "/jobs/9"}),
-        ({"target": {"host": "a", "supervisors": [9, 10]}}, {"host a": "/workers", "supervisors 9, 10": "/workers"}),
+        ({"target": {"host": "a", "supervisors": [9, 10]}},
+         {"host a": "/workers?host=a", "supervisors 9, 10": "/workers"}),
+        ({"target": {"host": "a b"}}, {"host a b": "/workers?host=a+b"}),
+        ({"target": {"host": "a\u202eb"}}, {"host a\u202eb": None}),
+        ({"target": {"host": 7}}, {"host 7": None}),
         ({"target": {"bulk": 3}}, {"operation 3": "/bulk/3"}),
+        ({"target": {"states": ["failed"], "flow": 7}},
+         {"jobs: failed, flow 7": "/jobs?state=failed&flow=7", "flow 7": "/flows/7"}),
+        ({"target": {"states": ["available", "blocked"], "queue": "q", "flow": 7, "limit": 9}},
+         {"jobs: available or blocked, q, flow 7": "/jobs?state=available&state=blocked&queue=q&flow=7",
+          "flow 7": "/flows/7", "limit 9": None}),
+        ({"target": {"flow": 7}}, {"flow 7": "/flows/7"}),
+        ({"target": {"states": ["failed"], "flow": "x"}}, {"jobs: failed, flow x": None, "flow x": None}),
+        ({"target": {"flow": True}}, {"flow True": None}),
+        ({"target": {"flow": 0}}, {"flow 0": None}),
         ({"target": {"history": "done"}}, {"history done": None}),
         ({"target": {"states": ["failed", "cancelled"], "task": "a.b"}, "details": {"bulk": 61, "up_to": 9}},
          {"jobs: failed or cancelled, a.b": "/jobs?state=failed&state=cancelled&task=a.b",
@@ -91,6 +104,40 @@ async def test_every_link_is_answered(dsn: str, conn: Conn) -> None:
         assert len(paths) == 4 + 5, "actors; a filter and its operation, a job, a queue, a task"
         for path in paths:
             assert (await browser.get(path)).status_code == 200, path
+
+
+@pytest.mark.promise("F474")
+async def test_the_links_of_a_change_of_a_flow_and_of_a_host_are_answered(dsn: str, conn: Conn) -> None:
+    """Naive knows no flow: a retry of all its jobs leads nowhere."""
+    step, flow = pgqueue.remote("step"), pgqueue.Flow("order 7")
+    flow.add(step.new())
+    made = flow.enqueue(conn)
+    pgqueue.cancel(conn, flow=made.id, actor="ada")
+    pgqueue.retry(conn, flow=made.id, actor="ada")
+    conn.execute(
+        "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at) "
+        "SELECT '1 hour', 1, 5, host, '1', '{q}', '{t}', 'running', now() FROM unnest(ARRAY['a', 'b']) AS host"
+    )
+    write(conn, "quiet", target={"host": "a", "supervisors": [9]})
+    async with reading(dsn) as browser:
+        items = (await browser.get("/changes", headers=JSON)).json()["items"]
+        assert [each["action"] for each in items] == ["quiet", "retry", "cancel"]
+        asked = [{link["path"] for link in each["links"]} for each in items]
+        assert all(f"/flows/{made.id}" in paths for paths in asked[1:])
+        assert all(any(path.startswith("/jobs?") for path in paths) for paths in asked[1:])
+        for path in set().union(*asked):
+            assert (await browser.get(path)).status_code == 200, path
+        [worker] = (await browser.get("/workers?host=a", headers=JSON)).json()["items"]
+        assert "/workers?host=a" in asked[0] and worker["host"] == "a"
+    for hidden in (("host",), ("supervisors", "host")):
+
+        def hide(path: tuple[str, ...], value: Any, where: tuple[str, ...] = hidden) -> Any:
+            return "-" if path == where else value
+
+        async with reading(dsn, redact_with=hide) as browser:
+            [first, *_] = (await browser.get("/changes", headers=JSON)).json()["items"]
+            assert all("host=" not in link["path"] for link in first["links"] if link["path"]), hidden
+            assert "host a" not in str(first["links"])
 
 
 @pytest.mark.promise("F330")

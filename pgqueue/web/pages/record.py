@@ -27,7 +27,7 @@ ACTIONS = (
     "limits set", "locks release", "pause", "prune", "quiet", "reschedule", "restart", "resume", "retry", "scale",
     "schedules add", "schedules pause", "schedules remove", "schedules resume", "schedules run",
 )  # fmt: skip
-FILTER = {"states": "state", "queue": "queue", "task": "task", "error_type": "error_type"}
+FILTER = {"states": "state", "queue": "queue", "task": "task", "flow": "flow", "error_type": "error_type"}
 """The parts of a target that a list of jobs can be asked for, and how its URL calls them."""
 TOLD = ("note", "reason", "n", "size", "at", "again", "changed", "forced")
 """What is told of an entry beside its target."""
@@ -93,6 +93,8 @@ def _shown(target: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
     for kind in ("limit", "rate"):
         if isinstance(name := target.get(kind), str) and redaction.hides((f"{kind}s", "name"), name):
             shown[kind] = HIDDEN
+    if isinstance(host := target.get("host"), str) and redaction.hides(("supervisors", "host"), host):
+        shown["host"] = HIDDEN
     if hides_class(target.get("error_type"), redaction):
         shown["error_type"] = HIDDEN
     return shown
@@ -103,8 +105,8 @@ def _links(entry: AuditEntry, shown: Mapping[str, Any]) -> list[dict[str, Any]]:
     target = {name: value for name, value in entry.target.items() if shown.get(name) == value and _may_link(value)}
     found: list[dict[str, Any]] = []
     for name, value in shown.items():
-        if (name in FILTER and "states" in shown) or name == "ids":
-            continue
+        if (name in FILTER and name != "flow" and "states" in shown) or name == "ids":
+            continue  # the list says it; a flow also has a page of its own
         found.append({"text": _said(name, value), "path": _path(name, target.get(name))})
     if "states" in shown:
         found.insert(0, {"text": _filter(shown), "path": _list(shown, target)})
@@ -136,12 +138,15 @@ def _filter(shown: Mapping[str, Any]) -> str:
     if ids := shown.get("ids"):
         parts.insert(0, plural(len(ids), "chosen job", "chosen jobs"))
     parts += [str(shown[name]) for name in ("task", "queue", "error_type") if name in shown]
+    parts += [f"flow {shown['flow']}"] if "flow" in shown else []
     return "jobs: " + ", ".join(part for part in parts if part)
 
 
 def _list(shown: Mapping[str, Any], target: Mapping[str, Any]) -> str | None:
     """The list of jobs with the same filter; None if it knows a part of it not, or a part is hidden."""
     if {*shown} - {*FILTER, "limit"} or any(name not in target for name in shown):
+        return None
+    if "flow" in shown and not _is_id(shown["flow"]):
         return None
     query = {field: target[name] for name, field in FILTER.items() if name in target}
     return f"/jobs?{urlencode(query, doseq=True)}"
@@ -159,4 +164,12 @@ def _path(name: str, value: Any) -> str | None:
         return f"/jobs?{urlencode({'key': value})}"
     if name == "bulk":
         return f"/bulk/{value}"
-    return {"schedule": "/schedules", "host": "/workers", "supervisors": "/workers"}.get(name)
+    if name == "flow":
+        return f"/flows/{value}" if _is_id(value) else None
+    if name == "host":
+        return f"/workers?{urlencode({'host': value})}" if isinstance(value, str) else None
+    return {"schedule": "/schedules", "supervisors": "/workers"}.get(name)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 1 <= value <= HIGHEST_ID
