@@ -35,6 +35,15 @@ def page(name: str, section: str = "") -> str:
     return f"{ROOT}{name}.md" + (f"#{section}" if section else "")
 
 
+def is_published(address: str) -> bool:
+    """Whether a browser can open this address of the manual. Else it is a file of pgqueue.
+
+    >>> is_published(page("rates")), is_published("https://pgqueue.example/rates")
+    (False, True)
+    """
+    return address.startswith(("https://", "http://"))
+
+
 def at_night(symptom: Symptom) -> str:
     """Return the address of what to do about a symptom.
 

@@ -64,6 +64,8 @@ INDEXES = (
 
 KIND_MOST = 20
 """So many findings of a kind are listed."""
+MOST_JOBS_FIRST = frozenset({"unknown"})
+"""Of these kinds the worst finding is that of most jobs, and they come in this order. Of others it is the oldest."""
 
 CRITICAL, WARNING, NOTICE = "critical", "warning", "notice"
 SEVERITIES = (CRITICAL, WARNING, NOTICE)
@@ -216,13 +218,16 @@ def _worst(findings: Iterable[Finding]) -> Iterator[Finding]:
     for each in findings:
         kinds.setdefault((each.name, each.severity), []).append(each)
     for (name, severity), found in kinds.items():
-        found.sort(key=lambda each: -(each.seconds or 0.0))
+        if name not in MOST_JOBS_FIRST:
+            found.sort(key=lambda each: -(each.seconds or 0.0))
         yield from found[:KIND_MOST]
         if more := found[KIND_MOST:]:
             what = plural(
                 len(more), "more finding of this kind is not listed", "more findings of this kind are not listed"
             )
-            yield Finding(name, severity, what, "look into the first ones: often all have one cause", more[0].page)
+            todo = "look into the first ones: often all have one cause"
+            seconds = max((each.seconds for each in more if each.seconds is not None), default=None)
+            yield Finding(name, severity, what, todo, more[0].page, seconds)
 
 
 # Findings ------------------------------------------------------------------------------------------------------------
@@ -307,7 +312,10 @@ def _of_workers(found: Mapping[str, Any], *, led: bool) -> Iterator[Finding]:
     if len(versions) > 1 and min(each["youngest"] for each in versions) > ROLLOUT_SECONDS:
         listed = ", ".join(f"{each['workers']} of {each['version']}" for each in versions)
         todo = "restart those that a deploy has left out"
-        yield Finding("versions", NOTICE, f"workers of several versions: {listed}", todo, at_night(Symptom.DEPLOY))
+        what = f"workers of several versions: {listed}"
+        # From the first worker of the second version on there were several.
+        since = sorted(each["oldest"] for each in versions)[-2]
+        yield Finding("versions", NOTICE, what, todo, at_night(Symptom.DEPLOY), since)
     lived = found["oldest"] or 0.0
     if (found["listener"] or 0.0) > LATE_SECONDS and not led:
         what = "no worker holds the leader's lock, although LISTEN is on: it goes through a pooler in transaction mode"
@@ -440,11 +448,25 @@ def _of_queues(found: Measured, free: Container[str]) -> Iterator[Finding]:
             yield Finding("stuck", WARNING, what, todo, where, queue.longest_blocked, queue.name)
     yield from _of_overdue(found)
     unknown = depth.unknown_list(each for each in found.groups if found.served.get(each.queue))
+    first = _first_unknown(found.groups)
     for task in sorted(unknown, key=lambda task: -task.jobs.n):
+        since = first.get((task.queue, task.task))
+        seconds = None if since is None else max(0.0, found.now - since)
         jobs = plural(task.jobs.n, "job waits", "jobs wait", str(task.jobs))
         what = f"{jobs} in queue {task.queue} for task {task.task}, which no live worker there knows"
         todo = "deploy its code, give the renamed task an alias, or cancel the jobs"
-        yield Finding("unknown", WARNING, what, todo, where, queue=task.queue)
+        yield Finding("unknown", WARNING, what, todo, where, seconds, task.queue)
+
+
+def _first_unknown(groups: Iterable[Group]) -> dict[tuple[str, str], float]:
+    """By queue and task: since when the first job waits whose task no worker knows. Of blocked jobs that is not
+    counted."""
+    first: dict[tuple[str, str], float] = {}
+    for each in groups:
+        if each.reason == depth.UNKNOWN and each.since is not None:
+            name = each.queue, each.task
+            first[name] = min(each.since, first.get(name, each.since))
+    return first
 
 
 def _of_overdue(found: Measured) -> Iterator[Finding]:
@@ -518,4 +540,4 @@ def _undeclared(each: limits.Undeclared) -> Finding:
     jobs = plural(each.waiting, "job waits", "jobs wait")
     what = f"{jobs} for {each.kind} {each.name}, which no worker has declared"
     todo = "deploy the code that declares it, or correct its name"
-    return Finding("undeclared", WARNING, what, todo, at_night(Symptom.STANDS_STILL))
+    return Finding("undeclared", WARNING, what, todo, at_night(Symptom.STANDS_STILL), each.waited)

@@ -9,7 +9,7 @@ starts until enough have ended. Rates work in the same way: every statement that
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pgqueue.admin.bounded import Bounded
@@ -91,12 +91,14 @@ class RateInfo:
 class Undeclared:
     """A limit or a rate (`kind`) that is neither declared nor set, while `waiting` jobs wait for it.
 
-    None of these jobs may start. A `waiting` of 10,001 means more than 10,000.
+    None of these jobs may start. A `waiting` of 10,001 means more than 10,000. `waited`: for how many seconds the first
+    job in line has waited.
     """
 
     kind: str
     name: str
     waiting: int
+    waited: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from pgqueue.admin.depth import Count
 from pgqueue.admin.why.reasons import lasting
-from pgqueue.manual import page
+from pgqueue.manual import is_published, page
 from pgqueue.plain_text import plural
 from pgqueue.web.pages.job import folded
 
@@ -96,6 +96,7 @@ def _environment() -> Environment:
         finalize=_printable,
     )
     made.globals |= {"asset": asset, "manual": page}
+    made.tests |= {"published": is_published}
     made.filters |= {
         "ago": ago,
         "arguments": _arguments,

@@ -15,6 +15,7 @@ from pgqueue.admin.queries import astanding
 from pgqueue.config import config
 from pgqueue.database import drivers
 from pgqueue.database.statements import Row, Statement, text
+from pgqueue.web.pages.queues_in_need import InNeed, in_need, ordered
 from pgqueue.web.problems import Problem
 
 
@@ -30,6 +31,7 @@ class Standing:
     oldest: float | None
     workers: int
     findings: tuple[Finding, ...]
+    in_need: tuple[InNeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ async def standing(conn: object) -> Standing:
         max((queue.oldest for queue in queue_list(known) if queue.oldest is not None), default=None),
         sum(worker.state != "dead" for worker in status.workers),
         tuple(diagnosis.findings),
+        in_need(ordered(known)),
     )
 
 

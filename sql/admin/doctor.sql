@@ -67,8 +67,8 @@ SELECT json_build_object(
 )::text;
 
 -- name: doctor_workers
--- The versions of live workers, each with its number and the age of its youngest one in seconds; the age of the oldest worker, and of the
--- oldest one that is set to LISTEN; schedules that no worker declares any more; and the
+-- The versions of live workers, each with its number and the ages of its youngest and its oldest one in seconds; the age of the oldest worker,
+-- and of the oldest one that is set to LISTEN; schedules that no worker declares any more; and the
 -- age of the newest measurement of depth.
 WITH live AS MATERIALIZED (
     SELECT w.version_tag, w.listens, extract(epoch FROM pgqueue.now() - w.started_at)::float8 AS age
@@ -78,7 +78,7 @@ WITH live AS MATERIALIZED (
 )
 SELECT json_build_object(
     'versions', (SELECT coalesce(json_agg(v), '[]') FROM (
-        SELECT left(version_tag, 40) AS version, count(*) AS workers, min(age) AS youngest FROM live GROUP BY version_tag
+        SELECT left(version_tag, 40) AS version, count(*) AS workers, min(age) AS youngest, max(age) AS oldest FROM live GROUP BY version_tag
         ORDER BY 2 DESC LIMIT 10) AS v),
     'oldest', (SELECT max(age) FROM live),
     'listener', (SELECT max(age) FROM live WHERE listens),

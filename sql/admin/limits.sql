@@ -107,8 +107,8 @@ FROM listed;
 
 -- name: limits_undeclared
 -- Limits and rates that jobs wait for and that are neither declared nor set: no job is let in. Of the first n keys of limits, and of
--- n keys of rates after `after` ('rate:' for the first). One row: as a JSON array of {kind, name, waiting} (counted up to 10,001), and the
--- last key of rates looked at (NULL: there are no more).
+-- n keys of rates after `after` ('rate:' for the first). One row: as a JSON array of {kind, name, waiting (counted up to
+-- 10,001), waited (the seconds that the first job in line has waited)}, and the last key of rates looked at (NULL: there are no more).
 WITH RECURSIVE walked (kind, key, place) AS (
     SELECT first.kind, (SELECT b.key FROM pgqueue.job_blocked b WHERE b.key > first.after ORDER BY b.key LIMIT 1), 1
     FROM (VALUES ('limit', 'limit:'), ('rate', %(after)s::text)) AS first (kind, after)
@@ -119,7 +119,8 @@ WITH RECURSIVE walked (kind, key, place) AS (
     SELECT kind, key, CASE kind WHEN 'limit' THEN substr(key, 7) ELSE split_part(substr(key, 6), ':', 1) END AS name
     FROM walked WHERE starts_with(key, kind || ':')
 ), unknown AS MATERIALIZED (
-    SELECT * FROM named
+    SELECT named.*, (SELECT {{waited}} FROM pgqueue.job_blocked j WHERE j.key = named.key ORDER BY j.rank, j.id LIMIT 1) AS waited
+    FROM named
     WHERE NOT CASE kind WHEN 'limit' THEN EXISTS (SELECT FROM pgqueue.key_limit l WHERE l.name = named.name)
                         ELSE EXISTS (SELECT FROM pgqueue.key_rate r WHERE r.name = named.name) END
 ), counted AS (
@@ -128,8 +129,8 @@ WITH RECURSIVE walked (kind, key, place) AS (
             SELECT FROM unknown u CROSS JOIN LATERAL (
                 SELECT FROM pgqueue.job_blocked b WHERE b.key = u.key LIMIT 10001
             ) AS line WHERE u.kind = one.kind AND u.name = one.name LIMIT 10001
-        ) AS those) AS waiting
-    FROM (SELECT DISTINCT kind, name FROM unknown) AS one
+        ) AS those) AS waiting, one.waited
+    FROM (SELECT kind, name, max(waited) AS waited FROM unknown GROUP BY kind, name) AS one
 )
 SELECT (SELECT coalesce(json_agg(to_json(counted) ORDER BY kind, name), '[]')::text FROM counted),
        (SELECT key FROM walked WHERE kind = 'rate' AND place = %(n)s::integer AND starts_with(key, 'rate:'));

@@ -376,6 +376,24 @@ async def test_an_answer_to_any_page_ends_the_time_that_it_is_away(dsn: str, mon
     await source.close()
 
 
+@pytest.mark.promise("F473")
+async def test_a_database_with_a_queue_that_is_behind_is_not_well(other_dsn: str, both: tuple[Database, ...]) -> None:
+    """Naive is a row that says that all is well, beside an oldest job of 12 minutes."""
+    with psycopg.connect(other_dsn) as conn:
+        conn.execute(
+            "INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at) "
+            "VALUES ('1 hour', 1, 5, 'here', '1', '{late}', '{t}', 'running', now())"
+        )
+        conn.execute(
+            "INSERT INTO pgqueue.job (task, queue, enqueued_at) VALUES ('t', 'late', now() - interval '12 min')"
+        )
+    async with over(both) as browser:
+        found = await rows(browser)
+        assert list(found) == ["b", "a"], "the one that needs somebody comes first"
+        assert (found["b"]["verdict"]["level"], found["b"]["verdict"]["title"]) == ("warning", "Queue late is behind")
+        assert found["b"]["finding"] is None and found["a"]["verdict"]["level"] == "well"
+
+
 @pytest.mark.promise("F447")
 async def test_one_that_is_slow_is_shown_as_it_stood(
     dsn: str, both: tuple[Database, ...], monkeypatch: pytest.MonkeyPatch

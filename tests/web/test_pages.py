@@ -531,7 +531,8 @@ async def test_foreign_text_is_shown_as_text_everywhere(dsn: str, conn: psycopg.
 def test_no_template_has_inline_code_or_an_unescaped_value(template: Path) -> None:
     text = template.read_text(encoding="utf-8").replace(OUR_SCRIPT, "")
     assert re.findall(r"\|\s*safe\b|autoescape|<script|<style|\bstyle=|\bon\w+=|javascript:|https?://", text) == []
-    # Every link is below the mount.
+    # Every link is below the mount, but for that to a manual that is published.
+    text = text.replace('{% if at is published %}<a href="{{ at }}">', "")
     links = re.findall(r'(?:href|action|src)="([^"]*)"', text)
     assert [link for link in links if not link.startswith(OUR_LINKS)] == []
     for source in (rendering.HERE).rglob("*.py"):

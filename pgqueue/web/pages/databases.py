@@ -40,7 +40,7 @@ def _row(name: str, answer: Answer) -> dict[str, Any]:
         return row | {"verdict": said, "finding": None, "since": answer.since, "as_of": None} | dict.fromkeys(numbers)
     finding = standing.findings[0] if standing.findings else None
     return row | {
-        "verdict": verdict(standing.findings, standing.failed),
+        "verdict": verdict(standing.findings, standing.failed, standing.in_need),
         "finding": plain(finding),
         "since": None,
         "as_of": answer.as_of,

@@ -29,7 +29,7 @@ from pgqueue.web.pages.history import last_hour
 from pgqueue.web.pages.longest import along_runs, longest
 from pgqueue.web.pages.page import Asked, Page, part_of, plain, said_of
 from pgqueue.web.pages.queue import STEADY
-from pgqueue.web.pages.queues_in_need import first_ones, queues
+from pgqueue.web.pages.queues_in_need import MOST, in_need, ordered, queues
 from pgqueue.web.pages.waits import single, waits
 from pgqueue.web.problems import Problem
 from pgqueue.web.redaction import Redaction
@@ -46,7 +46,7 @@ async def overview(asked: Asked) -> Page:
     read = await asked.shared("overview", _read)
     numbers, no_numbers = read.numbers
     known = numbers or _nothing()
-    shown = first_ones(known)
+    listed = ordered(known)
     (status, no_status), (diagnosis, no_diagnosis), (happened, no_history) = read.status, read.diagnosis, read.happened
     (ran, no_ran), (errors, no_errors) = read.ran, read.errors
     history, causes, depths, versions, keys = (None, None, None, [], {}) if happened is None else happened
@@ -66,7 +66,9 @@ async def overview(asked: Asked) -> Page:
         "overview.html",
         plain(states),
         {
-            "verdict": verdict(findings, None if hour is None else hour["failed"]),
+            "verdict": verdict(
+                findings, None if hour is None else hour["failed"], None if numbers is None else in_need(listed)
+            ),
             "about": None if status is None else {name: getattr(status, name) for name in _ABOUT},
             "live_workers": None if status is None else sum(worker.state != "dead" for worker in status.workers),
             "oldest": _oldest(known, "oldest"),
@@ -77,7 +79,7 @@ async def overview(asked: Asked) -> Page:
             "waits": waiting,
             "more_waits": more_waits,
             "reasons": plain(None if diagnosis is None else diagnosis.reasons),
-            "queues": queues(shown, depths, now),
+            "queues": queues(listed[:MOST], depths, now),
             "longest": None if ran is None else longest(*ran),
             "minutes": None if history is None else [_minute(row) for row in history[-MINUTES_SHOWN:]],
             "hour": hour,
@@ -109,7 +111,7 @@ class _Read:
 async def _read(connections: Connections) -> _Read:
     numbers = await part_of(connections, ameasured)
     known = numbers[0] or _nothing()
-    names = [each.name for each in first_ones(known)]
+    names = [each.name for each in ordered(known)[:MOST]]
     status, diagnosis, happened = await asyncio.gather(
         part_of(connections, lambda conn: astanding(conn, known)),
         part_of(connections, lambda conn: adiagnosis(conn, known)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -25,9 +26,23 @@ BEHIND_SECONDS = 60.0
 NEEDS = ("no worker", "stuck", "behind", "paused")
 
 
-def first_ones(found: Measured) -> list[QueueInfo]:
-    """The queues that are shown."""
-    return sorted(queue_list(found, None), key=_order)[:MOST]
+@dataclass(frozen=True, slots=True)
+class InNeed:
+    """A queue that needs somebody: the word of `NEEDS` for it, and how many jobs wait in it."""
+
+    queue: str
+    need: str
+    waiting: Count
+
+
+def ordered(found: Measured) -> list[QueueInfo]:
+    """All queues in this order; the first `MOST` of them are shown."""
+    return sorted(queue_list(found, None), key=_order)
+
+
+def in_need(listed: Iterable[QueueInfo]) -> tuple[InNeed, ...]:
+    """Those of the queues that need somebody, in the same order."""
+    return tuple(InNeed(each.name, need, _waiting(each)) for each in listed if (need := _need(each)) is not None)
 
 
 def queues(shown: Iterable[QueueInfo], depths: Sequence[DepthRow] | None, now: datetime) -> list[dict[str, Any]]:
