@@ -31,7 +31,7 @@ PICTURES: dict[str, tuple[str, Any, str]] = {
     "workers": ("/workers", "dark", "header"),
 }
 """The name of the picture, the page, the theme, and what stands at the top of the picture."""
-HEIGHTS = {"overview": 1000}
+HEIGHTS = {"overview": 960}
 """Of the picture, where 560 pixels do not show what it is for: the parts that stand side by side."""
 MOST = 180_000  # bytes
 NAME = """
