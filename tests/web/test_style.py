@@ -104,6 +104,20 @@ def test_there_are_two_themes_and_every_colour_is_one_of_them() -> None:
     assert "url(" not in CSS and "@import" not in CSS
 
 
+@pytest.mark.promise("F478")
+def test_a_paragraph_of_links_alone_is_marked_as_such_in_every_template() -> None:
+    """A phone makes these links as high as a finger. Naive is a link to more rows that the tests' pages never have."""
+    templates = {each.name: each.read_text(encoding="utf-8") for each in (rendering.HERE / "templates").glob("*.html")}
+    found, marked = [], 0
+    for name, text in templates.items():
+        marked += text.count('<p class="alone">')
+        for paragraph in re.findall(r"<p>(.*?)</p>", text):
+            words = re.sub(r"<(a|button)\b.*?</\1>|\{%.*?%\}|\{\{.*?\}\}|\w+:", "", paragraph)
+            if "<a " in paragraph and not re.search(r"[A-Za-z]", words):
+                found.append(f"{name}: {paragraph}")
+    assert found == [] and marked > 10
+
+
 @pytest.mark.promise("F244")
 def test_a_state_is_a_shape_besides_a_colour_and_each_shape_is_another_one() -> None:
     """The empty text behind the slash keeps readers of screens from saying the shape: the word follows it."""
