@@ -109,6 +109,33 @@ LONG = {
 """What these pages are asked for, to show the longest names."""
 
 
+HEALTHY = """
+INSERT INTO pgqueue.worker (lease, pid, concurrency, host, version_tag, queues, tasks, state, beat_at)
+VALUES ('1 hour', 1, 5, 'here', '1', '{mail}', '{mail.send}', 'running', now());
+INSERT INTO pgqueue.job (task, queue) VALUES ('mail.send', 'mail');
+INSERT INTO pgqueue.job_done (state, task, queue, started_at, finished_at, bin, attempt)
+SELECT 'completed', 'mail.send', 'mail', now(), now(), bin, 1 FROM pgqueue.ring WHERE kind = 'done';
+INSERT INTO pgqueue.history_minute (at, bin, queue, task, started, completed)
+SELECT date_trunc('minute', now()) - interval '5 min', bin, 'mail', 'mail.send', 9, 9
+FROM pgqueue.ring WHERE kind = 'minute';
+"""
+LOUD = """
+() => {
+    const probe = document.body.appendChild(document.createElement("i"));
+    const loud = ["--bad", "--warn"].map(name => {
+        probe.style.color = `var(${name})`;
+        return getComputedStyle(probe).color;
+    });
+    probe.remove();
+    const parts = ["color", "backgroundColor", "borderLeftColor", "fill", "stroke"];
+    return [...document.querySelectorAll("body *")]
+        .filter(e => [null, "::before"].some(of => parts.some(part => loud.includes(getComputedStyle(e, of)[part]))))
+        .map(e => e.outerHTML.slice(0, 120));
+}
+"""
+"""What is red or amber as a text is."""
+
+
 def fonts(at: Tab, selector: str) -> set[str]:
     """The fonts in which the browser has drawn this element, by its own account."""
     session = at.page.context.new_cdp_session(at.page)
@@ -159,15 +186,36 @@ def test_the_shape_of_a_state_is_drawn_in_both_themes_and_with_forced_colours(op
     assert operator.page.get_by_role("link", name=re.compile(r"^failed \d+$")).is_visible(), "the shape is not said"
 
 
-SMALL = """
+SEEN = "checkVisibility({visibilityProperty: true})"
+SMALL = f"""
 [...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, summary")]
-    .filter(e => e.checkVisibility() && e.tabIndex >= 0 && !e.matches(".skip"))
-    .filter(e => getComputedStyle(e).display !== "inline")
+    .filter(e => e.{SEEN} && e.tabIndex >= 0 && !e.matches(".skip"))
+    .filter(e => {{
+        if (getComputedStyle(e).display !== "inline" || e.closest("li, dd")) return true;
+        const beside = e.parentElement.cloneNode(true);
+        beside.querySelectorAll("a, button").forEach(each => each.remove());
+        return !/\\p{{L}}/u.test(beside.textContent.replace(/^\\s*\\p{{L}}+:/u, ""));
+    }})
     .map(e => [e.matches("[type=checkbox], [type=radio]") ? e.closest("label") ?? e : e, e.outerHTML.slice(0, 120)])
     .filter(([e]) => e.getBoundingClientRect().height < 43.5)
-    .map(([e, html]) => `${e.getBoundingClientRect().height} ${html}`)
+    .map(([e, html]) => `${{e.getBoundingClientRect().height}} ${{html}}`)
 """
-"""Controls that are lower than a finger is wide. Links within a sentence are left out, as WCAG does."""
+"""Controls that are lower than a finger is wide. Links within a sentence are left out, as WCAG does: they have words
+beside them, which are no links and no label before a colon. A link of a list stands alone, whatever is beside it."""
+MORE = (
+    "/jobs?limit=5",
+    "/jobs?state=completed&limit=5",
+    "/jobs?state=failed&queue=none",
+    "/queues?limit=1&skip=1",
+    "/tasks?limit=1&skip=1",
+    "/limits?list=locks&limit=1&skip=1",
+    "/limits?name=none",
+    "/workers?host=none",
+    "/changes?actor=none",
+    "/errors?queue=none",
+    "/bulk/new?action=retry&state=failed&queue=none",
+)
+"""Pages with more rows before and behind them, and lists that are empty: they have links that others have not."""
 
 
 @pytest.mark.promise("F316")
@@ -179,6 +227,38 @@ def test_a_finger_meets_every_control_of_a_phone(operator: Tab, ids: dict[str, i
     operator.page.get_by_role("button", name="Menu").click()
     assert operator.page.evaluate(SMALL) == [], "in the menu"
     assert operator.overflow() == 0
+    operator.clean()
+
+
+@pytest.mark.promise("F478")
+@pytest.mark.parametrize("path", MORE)
+def test_a_finger_meets_links_to_other_rows_and_links_of_empty_lists(
+    operator: Tab, long: dict[str, int], path: str
+) -> None:
+    """Naive is a link as high as its line: 22 px; and a caption that does not break the long name of all rows."""
+    for width in (360, 390, 640):
+        operator.page.set_viewport_size({"width": width, "height": HEIGHT})
+        operator.go(path)
+        assert operator.page.evaluate(SMALL) == [], width
+        assert operator.overflow() == 0, width
+    operator.clean()
+
+
+@pytest.mark.promise("F478")
+def test_all_jobs_of_a_page_are_chosen_above_the_cards_of_a_phone_and_in_the_head_of_a_wide_window(
+    operator: Tab,
+) -> None:
+    """Naive is a link in the head alone: on a phone the head is clipped to a pixel, and the focus is not seen there."""
+    page = operator.page
+    for width, place in ((360, ".choose"), (390, ".choose"), (640, ".choose"), (641, "thead"), (1280, "thead")):
+        page.set_viewport_size({"width": width, "height": HEIGHT})
+        operator.go("/jobs?state=failed")
+        link = page.get_by_role("link", name="Choose all on this page")
+        assert link.count() == 1 and link.is_visible(), width
+        assert page.locator(f"{place} a:visible").count() == 1, width
+        link.click()
+        boxes = page.get_by_role("checkbox", name="Choose job")
+        assert boxes.count() == page.locator(".pick input:checked").count() > 0, width
     operator.clean()
 
 
@@ -320,10 +400,10 @@ def test_everything_is_reached_by_keyboard_and_seen_there(
     operator.go(path.replace("{id}", str(ids.get(name))))
     first, *reached = list(tabbed(operator))
     assert first["text"] == "Skip to the content"
-    assert [each for each in (first, *reached) if not (each["outlined"] and each["inside"])] == []
+    assert [each for each in (first, *reached) if not (each["outlined"] and each["inside"] and each["wide"])] == []
     wanted: int = operator.page.evaluate(
         "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, "
-        '[tabindex="0"]\')].filter(e => e.checkVisibility() && e.tabIndex >= 0).length'
+        f'[tabindex="0"]\')].filter(e => e.{SEEN} && e.tabIndex >= 0).length'
     )
     radios: int = operator.page.evaluate("document.querySelectorAll('input[type=radio]').length")
     assert wanted - radios <= len(reached) + 1 <= wanted
@@ -337,7 +417,10 @@ def test_the_first_key_leads_to_the_content(operator: Tab) -> None:
 
 
 def tabbed(at: Tab) -> Iterator[dict[str, Any]]:
-    """What has the focus after each press of the Tab key, until it has left the page."""
+    """What has the focus after each press of the Tab key, until it has left the page.
+
+    `wide`: the boxes around it leave more than a pixel of it.
+    """
     for _ in range(400):  # a field for a time is left with the seventh press
         at.page.keyboard.press("Tab")
         found = at.page.evaluate(
@@ -347,8 +430,15 @@ def tabbed(at: Tab) -> Iterator[dict[str, Any]]:
                 window.before = e;
                 if (e === document.body || window.reached?.has(e)) return null;
                 (window.reached ??= new Set()).add(e);
-                const style = getComputedStyle(e), box = e.getBoundingClientRect();
-                return {text: e.innerText, what: e.outerHTML.slice(0, 200),
+                const style = getComputedStyle(e), box = e.getBoundingClientRect(), shown = {...box.toJSON()};
+                for (let over = e.parentElement; over !== null; over = over.parentElement) {
+                    if (getComputedStyle(over).overflowX === "visible") continue;
+                    const frame = over.getBoundingClientRect();
+                    for (const side of ["left", "top"]) shown[side] = Math.max(shown[side], frame[side]);
+                    for (const side of ["right", "bottom"]) shown[side] = Math.min(shown[side], frame[side]);
+                }
+                return {wide: shown.right - shown.left > 1 && shown.bottom - shown.top > 1,
+                        text: e.innerText, what: e.outerHTML.slice(0, 200),
                         outlined: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
                         inside: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth};
             }"""
@@ -374,18 +464,59 @@ def test_times_of_charts_are_those_of_the_zone_that_is_shown(browser: Browser, u
         assert times.all_text_contents() == [f"{each // 60 % 24:02}:{each % 60:02}" for each in minutes]
 
 
+NOTHING = (
+    "/jobs?state=failed&queue=none&error_type=KeyError",
+    "/jobs?state=failed&state=cancelled",
+    "/jobs?state=running",
+    "/jobs?arg=order_id=7",
+    "/jobs?after=1",
+    "/task?name=none",
+    "/queue?name=none",
+    "/limits/jobs?limit=none",
+    "/limits/jobs?rate=none",
+    "/bulk/new?action=retry&state=failed",
+    "/errors?queue=none",
+    "/changes?actor=none",
+)
+"""What finds nothing."""
+
+
+@pytest.mark.promise("F484")
 def test_pages_of_an_empty_queue_say_what_to_do(browser: Browser, pgqueue_databases: Databases, tmp_path: Path) -> None:
+    """Each paragraph by itself: naive is a page that says somewhere else what to do."""
+    plain = [path for name, path in PAGES if "{id}" not in path and name not in QUERIES]
     with pgqueue_databases.copy() as dsn, serving(dsn, tmp_path / "log", "--open") as url, tab(browser, url) as seen:
-        for name, path in PAGES:
-            if "{id}" in path or name in QUERIES:
-                continue
+        for path in (*plain, *NOTHING):
             seen.go(path)
             assert seen.findings() == [], path
-            empty = seen.page.locator("main p", has_text=re.compile(r"^(No|There is no|Nothing)\b"))
-            hint = seen.page.locator("main").get_by_text(
-                re.compile(r"pgqueue \w+|docs/|Declare|Begin|Start|nothing to do")
-            )
-            assert empty.count() == 0 or hint.count() > 0, (path, empty.all_inner_texts())
+            empty = seen.page.locator("main p:not(.verdict p)", has_text=re.compile(r"^(No|There is no|Nothing)\b"))
+            assert path in plain or empty.count() > 0 or "nothing to do" in seen.page.locator("main").inner_text(), path
+            for text in empty.all_inner_texts():
+                hint = r"pgqueue \w+|docs/|Declare|Begin|Start|nothing to do|Take a part|Look at another state"
+                assert re.search(hint, text), (path, text)
+
+
+@pytest.mark.promise("F479")
+def test_in_a_healthy_queue_nothing_of_the_overview_is_red_or_amber(
+    browser: Browser, pgqueue_databases: Databases, tmp_path: Path
+) -> None:
+    """Naive is a state that is red whatever its number is: `failed 0`."""
+    with pgqueue_databases.copy() as dsn:
+        with psycopg.connect(dsn) as conn:
+            conn.execute(HEALTHY.encode())
+        with serving(dsn, tmp_path / "log", "--open") as url, tab(browser, url) as seen:
+            for path in ("/", "/queue?name=mail", "/task?name=mail.send"):
+                for scheme in ("light", "dark"):
+                    seen.page.emulate_media(color_scheme=scheme)
+                    seen.go(path)
+                    assert seen.page.locator(".states .state-failed").count() == 1, path
+                    assert seen.page.evaluate(LOUD) == [], (path, scheme)
+            seen.go("/")
+            assert seen.page.get_by_role("heading", name="All is well").is_visible()
+            with psycopg.connect(dsn) as conn:
+                conn.execute("UPDATE pgqueue.history_minute SET failed = 1")
+            seen.go("/")
+            assert seen.page.evaluate(LOUD) != [], "what needs somebody is red"
 
 
 # What visitors do ----------------------------------------------------------------------------------------------------

@@ -67,6 +67,11 @@ def test_a_graph_fits_phone_and_desk_in_both_themes(operator: Tab, flow: int) ->
                 for each in (".state-cancelled", ".state-running", ".state-waiting")
             ]
             assert colours[0] == colours[2] != colours[1], "what needs no one is quiet"
+            lines = [
+                operator.page.evaluate("e => getComputedStyle(e).stroke", line)
+                for line in operator.page.locator(".graph path").element_handles()
+            ]
+            assert len(lines) > 1 == len(set(lines)), "dots say that a line is for a failure"
     operator.clean()
 
 

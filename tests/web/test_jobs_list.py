@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -156,6 +157,49 @@ async def test_each_part_of_the_filter_can_be_taken_away(dsn: str) -> None:
         assert len(found) == 4, "a single state is a tab"
         page = await browser.get("/jobs?state=failed&state=running")
         assert "Without state failed" in page.text and 'aria-current="page">Failed' not in page.text
+
+
+@pytest.mark.promise("F484")
+async def test_a_list_that_finds_nothing_names_its_filter_and_leads_to_wider_lists(dsn: str, conn: Conn) -> None:
+    """Naive is "No job fits": which part of the filter is too narrow is left to the visitor."""
+
+    async def said(query: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
+        page = await browser.get(f"/jobs?{query}")
+        [text] = re.findall(r"<p[^>]*>(No [^<]*)<?", page.text)
+        behind = page.text.partition(text)[2]
+        return unescape(text).strip(), {
+            unescape(name): parse_qsl(unescape(asked))
+            for asked, name in re.findall(r'<a href="/jobs\??([^"]*)">(?:<span[^>]*>)?([^<]*)<', behind)
+        }
+
+    take = "Take a part of the filter away"
+    async with reading(dsn) as browser:
+        text, found = await said("other=7")
+        assert text == "No job fits." and found.keys() == {"Show all jobs"}
+        put(conn, state="cancelled")
+        given = [("state", "failed"), ("queue", "a<b"), ("arg", "n=1")]
+        text, found = await said(urlencode(given))
+        assert text == f"No job fits: state failed, queue a<b, argument n=1. {take}, or look at another state."
+        assert found["Without queue a<b"] == [given[0], given[2]]
+        assert found["Without argument n=1"] == given[:2]
+        assert found["cancelled"] == [("state", "cancelled"), *given[1:]] and found["any state"] == given[1:]
+        assert "failed" not in found and found["Show all jobs"] == []
+        assert (await said("state=failed"))[0] == "No job fits: state failed. Look at another state."
+        text, found = await said("state=failed&state=running")
+        assert text == f"No job fits: state failed or running. {take}, or look at another state."
+        assert found["Without state failed"] == [("state", "running")]
+        text, found = await said("worker=7")
+        assert text == f"No job fits: worker 7. {take}." and found.keys() == {"Without worker 7", "Show all jobs"}
+        put(conn, task="list.task")
+        text, found = await said("queue=default&after=1&limit=5")
+        assert text == "No other job fits: nothing to do." and found["The first jobs"] == [
+            ("queue", "default"),
+            ("limit", "5"),
+        ]
+        text, found = await said("state=running")
+        assert {"failed", "cancelled", "any state"} <= found.keys() and "skipped" not in found, (
+            "no job is in that state"
+        )
 
 
 @pytest.mark.promise("F303")
