@@ -2433,7 +2433,7 @@ BEGIN
         IF holder IS NOT NULL THEN
             RETURN holder;
         END IF;
-    -- A column that is named in an INSERT needs its right: a role whose grants are older than the schema enqueues plain jobs.
+    -- A column that is named in an INSERT needs its right: a role whose grants are older than the schema enqueues as ever.
     ELSIF enqueue.limit_key IS NOT NULL OR enqueue.rate_key IS NOT NULL
         OR enqueue.lock_key IS NOT NULL AND (enqueue.lock_limit IS NOT NULL OR enqueue.on_locked IS NOT NULL) THEN
         INSERT INTO pgqueue.job (state, task, args, queue, priority, rank, run_at, headers, deadline, lock_key, lock_limit, on_locked,
